@@ -1,0 +1,7 @@
+//! Every decision of the activator. Does no I/O, reads no clock, never logs, cannot fail.
+
+#![no_std]
+
+extern crate alloc;
+
+pub mod ids;

@@ -1,0 +1,1 @@
+//! Processes and cgroups: spawn, kill, prove.

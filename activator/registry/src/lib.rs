@@ -1,0 +1,1 @@
+//! The registry: routes and due times in SQLite.

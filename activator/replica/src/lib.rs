@@ -1,0 +1,1 @@
+//! WAL follower, LTX codec, upload and restore.

@@ -1,0 +1,3 @@
+//! The activator: owns instances, and is the command line.
+
+fn main() {}

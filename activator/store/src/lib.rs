@@ -1,0 +1,1 @@
+//! The object store port, and the directory store.

@@ -1,0 +1,1 @@
+//! Types shared with the kernel side.

@@ -1,0 +1,3 @@
+//! The edge: holds listening sockets and waiters, forwards requests to awake hosts.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The guestbook: a small real app for demo and tests.
+
+fn main() {}

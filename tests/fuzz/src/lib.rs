@@ -1,0 +1,1 @@
+//! Byte fuzzing of every parser.

@@ -1,0 +1,1 @@
+//! A simulated world of boxes around the real core, and the checkers of the invariants.

@@ -1,0 +1,3 @@
+//! The project's own commands: demo, test, check, tidy, sim, replay, bench.
+
+fn main() {}
