@@ -233,11 +233,7 @@ pub struct Session {
 
 impl Default for Session {
     fn default() -> Self {
-        Self {
-            ttl: Span::from_secs(30),
-            margin: Span::from_secs(5),
-            takeover: Takeover::Manual,
-        }
+        Self { ttl: Span::from_secs(30), margin: Span::from_secs(5), takeover: Takeover::Manual }
     }
 }
 
