@@ -5,3 +5,6 @@
 extern crate alloc;
 
 pub mod ids;
+pub mod position;
+pub mod record;
+pub mod time;

@@ -1,5 +1,6 @@
-//! What proxy and activator agree on: the wake table in shared memory and the link's messages.
+//! What proxy and activator agree on: the wake table, the link's messages, the config file.
 //!
+//! - [`config`]: the one TOML file that both processes read.
 //! - [`word`]: slots, run numbers, and what a slot's word can say.
 //! - [`protocol`]: the few atomic steps that both sides take, model-checked with loom.
 //! - [`table`]: the memory these steps work on: memfds, their seals, their checks.
@@ -11,6 +12,7 @@
     expect(unsafe_code, reason = "custody of shared mappings and of passed fds")
 )]
 
+pub mod config;
 #[cfg(not(loom))]
 mod map;
 #[cfg(not(loom))]
