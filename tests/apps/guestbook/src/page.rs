@@ -95,7 +95,7 @@ async fn count(State(book): State<Shared>) -> Result<String, Problem> {
 
 async fn next_due(State(book): State<Shared>) -> Result<Json<serde_json::Value>, Problem> {
     let due = with(&book, Book::next_due)?;
-    Ok(Json(serde_json::json!({ "next_due": due.unwrap_or(0) })))
+    Ok(Json(serde_json::json!({ "due": due.unwrap_or(0) })))
 }
 
 #[derive(Deserialize)]
