@@ -60,6 +60,8 @@ pub enum Entry {
 pub enum Word {
     /// Nothing runs.
     Asleep,
+    /// A wake is under way.
+    Waking,
     /// This run serves.
     Awake(Run),
     /// This run is being stopped.

@@ -124,6 +124,15 @@ pub enum Event {
     Answer(Ticket, Answer),
 }
 
+/// One line of the event log, from which a history can be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Line {
+    /// The first one: what the core was made with.
+    Settings(crate::Settings),
+    /// An input, and when.
+    Step(crate::time::Now, Event),
+}
+
 /// What came of a GET.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Got {

@@ -386,6 +386,7 @@ impl HostEntry {
 
     pub(crate) fn begin_wake(&mut self, ctx: &mut Context<'_>) {
         ctx.shared.counters.add("wakes");
+        ctx.fx.push(Effect::Publish(self.slot, Word::Waking));
         let wake = Wake { deadline: ctx.now.mono + ctx.shared.settings.wake_budget };
         match self.lease {
             Lease::Owned { .. } => self.begin_copy(wake, ctx),
