@@ -1,1 +1,3 @@
 //! WAL follower, LTX codec, upload and restore.
+
+pub mod ltx;
