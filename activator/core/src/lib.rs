@@ -5,3 +5,7 @@
 extern crate alloc;
 
 pub mod ids;
+pub mod position;
+pub mod record;
+pub mod time;
+pub mod upload;
