@@ -8,9 +8,9 @@ fn at(ms: u64) -> Now {
     Now { mono: Mono(ns), boot: Boot(ns), wall: Wall(ms) }
 }
 
-fn until(ms: u64) -> Option<Deadline> {
+fn until(ms: u64) -> Deadline {
     let now = at(ms);
-    Some(Deadline { mono: now.mono, boot: now.boot, wall: now.wall })
+    Deadline { mono: now.mono, boot: now.boot, wall: now.wall }
 }
 
 fn file(txid: u64) -> Spooled {
@@ -149,11 +149,11 @@ fn a_taken_number_that_cannot_be_read_is_asked_about_again() {
 
 #[test]
 fn an_answer_past_the_deadline_does_not_count_until_the_session_is_renewed() {
-    let mut world = World::sending(until(100));
+    let mut world = World::sending(Some(until(100)));
     assert_eq!(world.step(100, done()), vec![]);
     assert_eq!(world.uploader.next_due(), None, "nothing is due past the deadline");
     assert_eq!(world.step(5_000, UploadInput::Tick), vec![]);
-    let out = world.step(6_000, UploadInput::DeadlineSet(until(9_000)));
+    let out = world.step(6_000, UploadInput::DeadlineSet(Some(until(9_000))));
     assert_eq!(out, vec![UploadOutput::Put(file(1))]);
     world.step(6_010, UploadInput::Put(PutAnswer::ConditionFailed));
     let standing = Standing::File { nonce: Some(Nonce::from("ours")), etag: etag() };
@@ -163,7 +163,7 @@ fn an_answer_past_the_deadline_does_not_count_until_the_session_is_renewed() {
 
 #[test]
 fn past_the_deadline_a_commit_is_spooled_but_not_sent() {
-    let mut world = World::new(Class::Stream, until(100));
+    let mut world = World::new(Class::Stream, Some(until(100)));
     assert_eq!(world.step(200, UploadInput::Committed), vec![UploadOutput::Spool]);
     assert_eq!(world.step(201, UploadInput::Spooled(Some(file(1)))), vec![]);
     let out = world.step(300, UploadInput::DeadlineSet(None));
