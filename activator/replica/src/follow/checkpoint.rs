@@ -41,7 +41,7 @@ impl Follower {
             self.advance(&mut barrier)?;
             self.database.checkpoint(&barrier, "PASSIVE")?;
         }
-        match self.database.run(&barrier, "write barrier", "BEGIN IMMEDIATE") {
+        match self.database.barrier(&mut barrier) {
             Ok(()) => (),
             // A long write transaction of the app: the next try comes with the next growth.
             Err(FollowError::Locked { .. }) => return Ok(()),

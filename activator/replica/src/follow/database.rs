@@ -21,6 +21,11 @@ use crate::wal::read_up_to;
 
 /// How long a lock of the app is waited for before the database counts as locked.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Tries of the write barrier that only yield: a writer in a loop leaves gaps of microseconds.
+const BARRIER_SPINS: i32 = 2000; // × about 4 us = 8 ms
+/// Tries after which the barrier is given up.
+const BARRIER_TRIES: i32 = BARRIER_SPINS + 1000; // × 500 us = half a second
+const BARRIER_PAUSE: Duration = Duration::from_micros(500);
 /// Bytes of page cache of our connections: they read one page of the schema.
 const CACHE_KIB: i32 = 16;
 /// `SQLite`'s header: page size at 16, file format versions at 18 and 19.
@@ -152,6 +157,14 @@ impl Database {
         Ok(conn)
     }
 
+    /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
+    /// the app holds on.
+    pub(crate) fn barrier(&self, conn: &mut Connection) -> Result<(), FollowError> {
+        let fail = |error| FollowError::sqlite(&self.path, "write barrier", error);
+        conn.busy_handler(Some(wait_for_gap)).map_err(fail)?;
+        conn.execute_batch("BEGIN IMMEDIATE").map_err(fail)
+    }
+
     /// Begins the read transaction that keeps the WAL still.
     pub(crate) fn lock(&self, conn: &Connection) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "read lock", error);
@@ -188,6 +201,16 @@ impl Database {
         conn.query_row("PRAGMA page_count", (), |row| row.get(0))
             .map_err(|error| FollowError::sqlite(&self.path, "page count", error))
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the pause of a lock that has no wait of its own")]
+fn wait_for_gap(tries: i32) -> bool {
+    if tries < BARRIER_SPINS {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(BARRIER_PAUSE);
+    }
+    tries < BARRIER_TRIES
 }
 
 /// `<database>-wal`.

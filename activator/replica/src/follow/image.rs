@@ -19,7 +19,7 @@ pub(super) struct Image {
 impl Follower {
     /// Takes a stable view of the whole database under a short write barrier.
     pub(super) fn view(&mut self) -> Result<(Image, Place), FollowError> {
-        let barrier = self.database.connect()?;
+        let mut barrier = self.database.connect()?;
         if self.style == CheckpointStyle::BackfillFirst {
             // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
             match self.database.checkpoint(&barrier, "PASSIVE") {
@@ -27,7 +27,7 @@ impl Follower {
                 Err(error) => return Err(error),
             }
         }
-        self.database.run(&barrier, "write barrier", "BEGIN IMMEDIATE")?;
+        self.database.barrier(&mut barrier)?;
         let is_complete = self.relock()?;
         let page_count = self.database.page_count(&self.reader)?;
         let scan = self.whole_wal()?;
