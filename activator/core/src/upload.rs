@@ -215,6 +215,18 @@ impl Uploader {
         self.phase == Phase::Idle && self.dirty_since.is_none()
     }
 
+    /// When the oldest commit came that no spooled file holds.
+    #[must_use]
+    pub const fn dirty_since(&self) -> Option<Mono> {
+        self.dirty_since
+    }
+
+    /// Another writer owns our number.
+    #[must_use]
+    pub fn has_stood_down(&self) -> bool {
+        self.phase == Phase::StoodDown
+    }
+
     /// A file was spooled or sent and is not known to be durable.
     #[must_use]
     pub const fn in_flight(&self) -> Option<&Spooled> {

@@ -1,10 +1,14 @@
 //! WAL follower, LTX codec, upload and restore.
 
+pub mod clock;
 pub mod follow;
+pub mod inspect;
 pub mod ltx;
+pub mod position_file;
 pub mod restore;
 pub mod spool;
 pub mod wal;
+pub mod watch;
 
 #[cfg(test)]
 mod testkit;

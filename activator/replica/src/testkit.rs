@@ -44,9 +44,9 @@ impl World {
         conn
     }
 
-    pub(crate) fn follow(&self, known_pages: Option<u32>) -> Follower {
+    pub(crate) fn follow(&self, is_current: bool) -> Follower {
         let style = CheckpointStyle::BackfillFirst;
-        Follower::open(&self.db(), &self.state(), known_pages, style).unwrap()
+        Follower::open(&self.db(), &self.state(), is_current, style).unwrap()
     }
 
     /// Spools what is pending and puts it into the store; whether there was anything.

@@ -25,7 +25,7 @@ pub use checkpoint::CheckpointStyle;
 pub(crate) use database::{Database, wal_path};
 pub use error::FollowError;
 
-use crate::ltx::{PageSize, Pgno};
+use crate::ltx::{PageSize, Pgno, WAL_FRAME_HEADER_LEN};
 use crate::wal::{WalEnd, WalHeader};
 use carry::Carry;
 
@@ -117,12 +117,12 @@ pub struct Follower {
 impl Follower {
     /// Takes the read lock on a database in WAL mode.
     ///
-    /// `known_pages` says that the file equals an acknowledged L0 of so many pages: then, if no
-    /// WAL is there, the next WAL counts from its start. Without it the next L0 is a full image.
+    /// `is_current` says that the file equals an acknowledged L0: then, if no WAL is there, the
+    /// next WAL counts from its start. Without it the next L0 is a full image.
     pub fn open(
         path: &Path,
         state_dir: &Path,
-        known_pages: Option<u32>,
+        is_current: bool,
         style: CheckpointStyle,
     ) -> Result<Self, FollowError> {
         let database = Database::open(path)?;
@@ -130,10 +130,10 @@ impl Follower {
         let had_wal = std::fs::symlink_metadata(database.wal_path()).is_ok_and(|s| s.len() > 0);
         let reader = database.connect()?;
         database.lock(&reader)?;
-        let place = match known_pages {
-            Some(_) if !had_wal => Place::Fresh,
-            Some(_) | None => Place::Lost(ImageWhy::NoHistory),
-        };
+        let place =
+            if is_current && !had_wal { Place::Fresh } else { Place::Lost(ImageWhy::NoHistory) };
+        let pages = database.len()? / u64::from(page_size.get());
+        let page_count = u32::try_from(pages).unwrap_or(u32::MAX);
         Ok(Self {
             reader,
             page_size,
@@ -142,7 +142,7 @@ impl Follower {
             tried_at: 0,
             pending: None,
             carry: Carry::new(state_dir),
-            page_count: known_pages.unwrap_or(0),
+            page_count,
             state_dir: state_dir.to_owned(),
             style,
             database,
@@ -174,6 +174,14 @@ impl Follower {
     #[must_use]
     pub const fn has_pending(&self) -> bool {
         self.pending.is_some() || matches!(self.place, Place::Lost(_))
+    }
+
+    /// The WAL file is so long that [`Follower::maintain`] may have work.
+    #[must_use]
+    pub fn wal_is_long(&self) -> bool {
+        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
+        let len = std::fs::symlink_metadata(self.database.wal_path()).map_or(0, |stat| stat.len());
+        len.saturating_sub(self.tried_at) >= CHECKPOINT_PAGES * frame
     }
 
     /// Reads what was committed since the last call; whether there is something for an L0.

@@ -10,7 +10,7 @@ async fn every_page_size_survives_writes_growth_deletes_and_vacuum() {
     for shift in 9..=16 {
         let mut world = World::new();
         let app = world.app(1 << shift);
-        let mut follower = world.follow(None);
+        let mut follower = world.follow(false);
         assert!(world.ship(&mut follower).await, "the first L0 is a full image");
         for round in 1..6 {
             insert(&app, 20 * round, 900);
@@ -34,7 +34,7 @@ async fn every_page_size_survives_writes_growth_deletes_and_vacuum() {
 async fn our_checkpoints_let_the_wal_restart_and_lose_nothing() {
     let mut world = World::new();
     let app = world.app(1024);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     let mut images = 0;
     for round in 0..40 {
@@ -59,7 +59,7 @@ async fn our_checkpoints_let_the_wal_restart_and_lose_nothing() {
 async fn checkpoints_of_the_app_cannot_take_frames_away() {
     let mut world = World::new();
     let app = world.app(4096);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     app.pragma_update(None, "busy_timeout", 0).unwrap();
     for mode in ["PASSIVE", "FULL", "RESTART", "TRUNCATE"] {
@@ -79,13 +79,12 @@ async fn a_wake_after_a_clean_sleep_needs_no_full_image() {
     let mut world = World::new();
     let app = world.app(4096);
     insert(&app, 2000, 500);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     drop(app);
-    let pages = follower.page_count();
     follower.close_clean().unwrap();
     for round in 0..3 {
-        let mut follower = world.follow(Some(pages));
+        let mut follower = world.follow(true);
         assert_eq!(follower.image_needed(), None);
         let app = world.app(4096);
         app.execute("UPDATE t SET a = ?1 WHERE id = 7", [round]).unwrap();
@@ -102,11 +101,10 @@ async fn a_wake_after_a_clean_sleep_needs_no_full_image() {
 async fn an_app_that_migrates_closes_and_reopens_at_start_loses_nothing() {
     let mut world = World::new();
     drop(world.app(4096));
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
-    let pages = follower.page_count();
     follower.close_clean().unwrap();
-    let mut follower = world.follow(Some(pages));
+    let mut follower = world.follow(true);
     let app = world.app(4096);
     app.execute_batch("ALTER TABLE t ADD COLUMN b").unwrap();
     app.close().unwrap();
@@ -123,7 +121,7 @@ fn a_wal_that_is_there_at_the_start_calls_for_a_full_image() {
     let world = World::new();
     let app = world.app(4096);
     insert(&app, 1, 1);
-    let follower = world.follow(Some(2));
+    let follower = world.follow(true);
     assert_eq!(follower.image_needed(), Some(ImageWhy::NoHistory));
 }
 
@@ -131,7 +129,7 @@ fn a_wal_that_is_there_at_the_start_calls_for_a_full_image() {
 async fn a_generation_that_nobody_sealed_calls_for_a_full_image() {
     let mut world = World::new();
     let app = world.app(4096);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     insert(&app, 5, 500);
     world.ship(&mut follower).await;
@@ -152,7 +150,7 @@ fn links_and_other_kinds_of_files_are_refused() {
     let world = World::new();
     drop(world.app(4096));
     let open = |path: &Path| {
-        Follower::open(path, &world.state(), None, CheckpointStyle::BackfillFirst).unwrap_err()
+        Follower::open(path, &world.state(), false, CheckpointStyle::BackfillFirst).unwrap_err()
     };
     let link = world.dir.path().join("data/link");
     std::os::unix::fs::symlink(world.db(), &link).unwrap();
@@ -170,7 +168,7 @@ fn other_journal_modes_and_other_files_are_named() {
     app.pragma_update(None, "journal_mode", "delete").unwrap();
     drop(app);
     let open = |path: &Path| {
-        Follower::open(path, &world.state(), None, CheckpointStyle::BackfillFirst).unwrap_err()
+        Follower::open(path, &world.state(), false, CheckpointStyle::BackfillFirst).unwrap_err()
     };
     assert!(matches!(open(&world.db()), FollowError::NotWal { .. }));
     let other = world.dir.path().join("data/other");
@@ -183,7 +181,7 @@ fn an_exclusive_lock_is_named() {
     let world = World::new();
     drop(world.app(4096));
     let mut child = child("exclusive", &world.db());
-    let error = Follower::open(&world.db(), &world.state(), None, CheckpointStyle::BackfillFirst)
+    let error = Follower::open(&world.db(), &world.state(), false, CheckpointStyle::BackfillFirst)
         .unwrap_err();
     assert!(matches!(error, FollowError::Locked { .. }), "{error}");
     end(&mut child);
@@ -193,7 +191,7 @@ fn an_exclusive_lock_is_named() {
 fn a_replaced_file_is_noticed() {
     let world = World::new();
     let app = world.app(4096);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     drop(app);
     std::fs::copy(world.db(), world.dir.path().join("data/copy")).unwrap();
     std::fs::rename(world.dir.path().join("data/copy"), world.db()).unwrap();
@@ -204,7 +202,7 @@ fn a_replaced_file_is_noticed() {
 async fn another_process_that_writes_and_checkpoints_all_the_time_is_followed() {
     let mut world = World::new();
     drop(world.app(4096));
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     let mut child = child("write", &world.db());
     let mut images = 0;
@@ -225,7 +223,7 @@ async fn another_process_that_writes_and_checkpoints_all_the_time_is_followed() 
 async fn an_app_in_another_process_cannot_reset_the_wal_while_we_hold_it() {
     let mut world = World::new();
     drop(world.app(4096));
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     let mut child = child("truncate", &world.db());
     for _ in 0..20 {

@@ -7,7 +7,7 @@ use crate::testkit::{PREFIX, World, insert};
 async fn replica_of(files: u32) -> World {
     let mut world = World::new();
     let app = world.app(4096);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     for _ in 1..files {
         insert(&app, 10, 900);
@@ -81,7 +81,7 @@ async fn a_file_of_many_chunks_is_restored() {
     let mut world = World::new();
     let app = world.app(4096);
     insert(&app, 9000, 1000);
-    let mut follower = world.follow(None);
+    let mut follower = world.follow(false);
     world.ship(&mut follower).await;
     assert!(fs::metadata(world.ltx_path(0, 1, 1)).unwrap().len() > 5 << 20);
     drop(app);
