@@ -5,6 +5,8 @@ pub mod follow;
 pub mod inspect;
 pub mod ltx;
 pub mod position_file;
+pub mod put;
+pub mod replica;
 pub mod restore;
 pub mod spool;
 pub mod wal;

@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use inotify::{Inotify, WatchDescriptor, WatchMask, Watches};
-use tokio::io::unix::AsyncFd;
+use inotify::{Inotify, WatchMask, Watches};
+use tokio::net::unix::pipe::Receiver;
 use tokio::sync::Notify;
 
 /// Room for a few hundred events of files without names.
@@ -27,7 +28,7 @@ pub struct Watcher {
 #[derive(Debug)]
 struct Shared {
     watches: Watches,
-    hosts: Mutex<HashMap<WatchDescriptor, Vec<Weak<Host>>>>,
+    hosts: Mutex<HashMap<i32, Vec<Weak<Host>>>>,
     all: Mutex<Vec<Weak<Host>>>,
 }
 
@@ -56,7 +57,8 @@ impl Watcher {
             hosts: Mutex::new(HashMap::new()),
             all: Mutex::new(Vec::new()),
         });
-        let events = AsyncFd::register(inotify)?;
+        // Any readable descriptor will do for a `Receiver`; it only reads bytes.
+        let events = Receiver::from_owned_fd_unchecked(inotify.as_fd().try_clone_to_owned()?)?;
         tokio::spawn(run(Arc::downgrade(&shared), events, poll));
         Ok(Self { shared })
     }
@@ -91,7 +93,7 @@ impl Subscription {
             }
             result => result?,
         };
-        let entry = hosts.entry(watch).or_default();
+        let entry = hosts.entry(watch.get_watch_descriptor_id()).or_default();
         entry.retain(|host| host.strong_count() > 0);
         if !entry.iter().any(|host| host.as_ptr() == Arc::as_ptr(&self.host)) {
             entry.push(Arc::downgrade(&self.host));
@@ -106,16 +108,20 @@ impl Subscription {
     }
 }
 
-async fn run(shared: Weak<Shared>, mut events: AsyncFd<Inotify>, poll: Duration) {
+async fn run(shared: Weak<Shared>, events: Receiver, poll: Duration) {
     let mut buffer = vec![0; EVENT_BYTES];
     let mut ticks = tokio::time::interval(poll);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            ready = events.readable_mut() => {
-                let Ok(mut ready) = ready else { return };
+            ready = events.readable() => {
                 let Some(shared) = shared.upgrade() else { return };
-                drop(ready.try_io(|events| drain(&shared, events.get_mut(), &mut buffer)));
+                if ready.is_err() {
+                    return;
+                }
+                while let Ok(got) = events.try_read(&mut buffer) {
+                    notify(&shared, &buffer[..got]);
+                }
             }
             _ = ticks.tick() => {
                 let Some(shared) = shared.upgrade() else { return };
@@ -125,13 +131,16 @@ async fn run(shared: Weak<Shared>, mut events: AsyncFd<Inotify>, poll: Duration)
     }
 }
 
-fn drain(shared: &Shared, inotify: &mut Inotify, buffer: &mut [u8]) -> io::Result<()> {
-    loop {
-        for event in inotify.read_events(buffer)? {
-            let hosts = lock(&shared.hosts).remove(&event.wd);
-            for host in hosts.into_iter().flatten().filter_map(|host| host.upgrade()) {
-                host.changed.notify_one();
-            }
+/// Takes `struct inotify_event`s apart (inotify(7)): watch, mask, cookie, length of the name.
+fn notify(shared: &Shared, mut bytes: &[u8]) {
+    while let Some((head, rest)) = bytes.split_first_chunk::<16>() {
+        let [w0, w1, w2, w3, .., l0, l1, l2, l3] = *head;
+        let watch = i32::from_ne_bytes([w0, w1, w2, w3]);
+        let name_len = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
+        bytes = rest.get(name_len..).unwrap_or_default();
+        let hosts = lock(&shared.hosts).remove(&watch);
+        for host in hosts.into_iter().flatten().filter_map(|host| host.upgrade()) {
+            host.changed.notify_one();
         }
     }
 }
