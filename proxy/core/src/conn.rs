@@ -379,8 +379,8 @@ impl Conn {
                 self.next_request(close);
                 Some(Step::Finished { reuse })
             }
-            Progress::Failed(answer) => {
-                let close = exchange.must_close() || self.draining;
+            Progress::Failed { answer, close } => {
+                let close = close || self.draining;
                 let head_only = exchange.request().method == Method::Head;
                 answer.write(self.to_client.tail(), head_only, close);
                 self.next_request(close);

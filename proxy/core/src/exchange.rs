@@ -39,7 +39,10 @@ pub(crate) enum Progress {
         close: bool,
     },
     /// To be answered by the proxy: nothing of an answer was passed on.
-    Failed(Answer),
+    Failed {
+        answer: Answer,
+        close: bool,
+    },
     /// Nothing can be said any more: cut.
     Cut,
     /// May be sent again.
@@ -123,7 +126,11 @@ impl Exchange {
         let (from_client, to_client, client_closed) = client;
         let (from_upstream, to_upstream) = upstream;
         if let Err(reject) = self.send_body(from_client, client_closed, to_upstream) {
-            return if self.has_begun() { Progress::Cut } else { Progress::Failed(reject.into()) };
+            return if self.has_begun() {
+                Progress::Cut
+            } else {
+                Progress::Failed { answer: reject.into(), close: true }
+            };
         }
         let close = self.must_close() || draining || (client_closed && from_client.is_empty());
         let progress = self.await_answer(from_upstream, to_client, close);
@@ -166,7 +173,8 @@ impl Exchange {
                 Err(_) if interim => return Progress::Cut,
                 Err(reject) => {
                     let answer = Answer { why: reject.why, ..Answer::BAD_GATEWAY };
-                    return Progress::Failed(answer);
+                    // What follows was meant for an app that is out of step: it ends here.
+                    return Progress::Failed { answer, close: true };
                 }
                 Ok(Some((response, length))) => {
                     from.consume(length);
@@ -198,7 +206,7 @@ impl Exchange {
         } else if said_nothing && self.pooled && idempotent && !self.unrepeatable {
             Progress::Again
         } else {
-            Progress::Failed(Answer::BAD_GATEWAY)
+            Progress::Failed { answer: Answer::BAD_GATEWAY, close: self.must_close() }
         }
     }
 

@@ -78,7 +78,7 @@ pub fn parse(
     let length = match parsed.parse_with_uninit_headers(input, allowed) {
         Ok(Status::Complete(length)) => length,
         Ok(Status::Partial) => return Ok(None),
-        Err(error) => return Err(reject_of(error)),
+        Err(error) => return Err(reject_of(error, input)),
     };
     let head = input.get(..length).unwrap_or(input);
     if !fields::lines_are_strict(head) {
@@ -93,15 +93,25 @@ pub fn parse(
     Ok(Some((request, skipped + length)))
 }
 
-fn reject_of(error: httparse::Error) -> Reject {
+fn reject_of(error: httparse::Error, input: &[u8]) -> Reject {
     match error {
         httparse::Error::HeaderName => Reject::bad("a field has a bad name"),
         httparse::Error::HeaderValue => Reject::bad("a field has a bad value"),
         httparse::Error::NewLine => Reject::bad("a line of the head does not end with CR LF"),
         httparse::Error::TooManyHeaders => Reject { status: 431, why: "too many fields" },
-        httparse::Error::Version => Reject { status: 505, why: "not HTTP/1.0 or HTTP/1.1" },
-        httparse::Error::Token | httparse::Error::Status => Reject::bad("a bad request line"),
+        httparse::Error::Version if has_three_parts(input) => {
+            Reject { status: 505, why: "not HTTP/1.0 or HTTP/1.1" }
+        }
+        httparse::Error::Token | httparse::Error::Status | httparse::Error::Version => {
+            Reject::bad("a bad request line")
+        }
     }
+}
+
+/// Whether the first line is a method, a target and something else: only then is that a version.
+fn has_three_parts(input: &[u8]) -> bool {
+    let line = input.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
+    memchr::memchr_iter(b' ', line).count() == 2
 }
 
 struct Line<'b> {
@@ -389,6 +399,7 @@ mod tests {
         let many = format!("GET / HTTP/1.1\r\nHost: a\r\n{}\r\n", "X: y\r\n".repeat(100));
         for (head, status) in [
             ("GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+            ("GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400),
             ("CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n", 405),
             ("PUT / HTTP/1.1\r\nHost: a\r\nExpect: more\r\n\r\n", 417),
             ("GET / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 400),

@@ -86,6 +86,16 @@ impl Stream for EpollStream {
         Poll::Ready(Ok(count))
     }
 
+    fn poll_unexpected(&mut self, cx: &mut Context<'_>, _size: usize) -> Poll<()> {
+        let mut byte = [0];
+        let mut buffer = ReadBuf::new(&mut byte);
+        match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_read(cx, &mut buffer),
+            Socket::Unix(socket) => Pin::new(socket).poll_read(cx, &mut buffer),
+        }
+        .map(drop)
+    }
+
     fn poll_write(&mut self, cx: &mut Context<'_>, from: &mut Vec<u8>) -> Poll<io::Result<()>> {
         loop {
             if self.written == self.out.len() {

@@ -25,7 +25,7 @@ use std::task::{Context, Poll};
 
 pub use connect::{connect_tcp, connect_unix};
 pub use epoll::Epoll;
-pub use listener::{Accepted, Listener};
+pub use listener::{Accepted, Listener, inherited};
 pub use uring::Uring;
 pub use watched::Watched;
 
@@ -39,6 +39,10 @@ pub trait Stream: Unpin + 'static {
         into: &mut Vec<u8>,
         size: usize,
     ) -> Poll<io::Result<usize>>;
+
+    /// Ready when bytes or an end came for a stream from which nothing is expected: it is of no
+    /// use any more. Until then a read of `size` bytes may go on inside the stream.
+    fn poll_unexpected(&mut self, cx: &mut Context<'_>, size: usize) -> Poll<()>;
 
     /// Takes all bytes of `from`, unless earlier ones are still being written, and writes them.
     /// Ready when nothing is left to write on either side.

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nix::sys::socket::{SockFlag, accept4};
@@ -60,4 +60,16 @@ impl Listener {
         let stream = engine.tcp(socket.into())?;
         Ok(Accepted { stream, peer: peer.map(|address| address.ip().to_canonical()) })
     }
+}
+
+/// Takes over a descriptor that this process inherited (`LISTEN_FDS`).
+///
+/// # Errors
+/// When it is not open.
+pub fn inherited(raw: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: borrowed for this one call only, which reports a descriptor that is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(raw) };
+    nix::fcntl::fcntl(borrowed, nix::fcntl::FcntlArg::F_GETFD)?;
+    // SAFETY: open, as just seen; its number came from the parent process, once, for us to own.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }

@@ -158,6 +158,18 @@ pub struct UringStream {
 }
 
 impl UringStream {
+    fn start_read(&mut self, size: usize) {
+        if self.read.busy.is_some() {
+            return;
+        }
+        let mut buffer = mem::take(&mut self.read.spare);
+        buffer.clear();
+        if buffer.capacity() < size || buffer.capacity() > size.saturating_mul(2) {
+            buffer = Vec::with_capacity(size);
+        }
+        self.read.start(buffer, size);
+    }
+
     fn new(socket: Socket) -> Self {
         let socket = Rc::new(socket);
         let read = Pump::new(&socket, |socket, buffer| async move { socket.read(buffer).await });
@@ -174,14 +186,7 @@ impl Stream for UringStream {
         into: &mut Vec<u8>,
         size: usize,
     ) -> Poll<io::Result<usize>> {
-        if self.read.busy.is_none() {
-            let mut buffer = mem::take(&mut self.read.spare);
-            buffer.clear();
-            if buffer.capacity() < size || buffer.capacity() > size.saturating_mul(2) {
-                buffer = Vec::with_capacity(size);
-            }
-            self.read.start(buffer, size);
-        }
+        self.start_read(size);
         let (result, mut buffer) = match self.read.poll(cx) {
             Poll::Ready(done) => done,
             Poll::Pending => return Poll::Pending,
@@ -196,6 +201,11 @@ impl Stream for UringStream {
         }
         self.read.spare = buffer;
         Poll::Ready(result)
+    }
+
+    fn poll_unexpected(&mut self, cx: &mut Context<'_>, size: usize) -> Poll<()> {
+        self.start_read(size);
+        self.read.poll(cx).map(drop)
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, from: &mut Vec<u8>) -> Poll<io::Result<()>> {
