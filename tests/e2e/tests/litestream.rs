@@ -4,6 +4,8 @@
 //! Takes the binary from `DORMOUSE_LITESTREAM` (0.5.16 or later) and, if set, an older one from
 //! `DORMOUSE_LITESTREAM_OLD` (0.5.0 to 0.5.15, which read one page encoding only).
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by a panic")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,7 +26,7 @@ use dormouse_replica::watch::Watcher;
 use dormouse_store::DirectoryStore;
 use rusqlite::Connection;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 const BUDGET: Nanos = Nanos::from_secs(60);
 
 struct World {
@@ -160,8 +162,15 @@ fn same_bytes(a: &Path, b: &Path) {
 }
 
 async fn durable(running: &mut Running) {
-    let event = tokio::time::timeout(LIMIT, running.event()).await.unwrap();
-    assert!(matches!(event, Some(Event::Durable { .. })), "{event:?}");
+    loop {
+        let event = tokio::time::timeout(LIMIT, running.event()).await.unwrap();
+        match event.expect("replication goes on") {
+            Event::Durable { .. } => return,
+            // The app had not yet switched its database to WAL mode.
+            Event::Stalled { .. } => (),
+            other @ (Event::StoodDown { .. } | Event::Refused { .. }) => panic!("{other:?}"),
+        }
+    }
 }
 
 fn fresh() -> Base {
@@ -196,7 +205,8 @@ async fn stock_restores_a_chain_with_fences_and_compactions() {
     for binary in binaries() {
         same_bytes(&world.stock_restore(&binary), &world.db());
     }
-    for _ in 0..2 {
+    let mut compactions = 0;
+    for _ in 0..3 {
         let base = Base::Current { txid: restored.txid.max(slept.txid), etag: slept.etag.clone() };
         slept = world.visit(base, 9).await;
         let position = position_file::load(&world.state()).unwrap().unwrap();
@@ -209,11 +219,12 @@ async fn stock_restores_a_chain_with_fences_and_compactions() {
             timestamp_ms: 1,
         };
         let done = compact(&world.place, &closed, &Nonce::from("compact")).await.unwrap();
-        assert!(done.written.is_some() || slept.txid < Txid(17), "{done:?} at {}", slept.txid);
+        compactions += u32::from(done.written.is_some());
         for binary in binaries() {
             same_bytes(&world.stock_restore(&binary), &world.db());
         }
     }
+    assert!(compactions > 0, "the chain was long enough for one");
 }
 
 async fn fence(world: &World, restored: &mut Restored, nonce: &Nonce) {
