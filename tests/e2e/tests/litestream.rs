@@ -158,7 +158,12 @@ fn rows(db: &Path) -> u32 {
 }
 
 fn same_bytes(a: &Path, b: &Path) {
-    assert!(fs::read(a).unwrap() == fs::read(b).unwrap(), "{a:?} and {b:?} differ");
+    assert!(
+        fs::read(a).unwrap() == fs::read(b).unwrap(),
+        "{} and {} differ",
+        a.display(),
+        b.display()
+    );
 }
 
 async fn durable(running: &mut Running) {
