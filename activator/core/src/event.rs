@@ -214,8 +214,11 @@ impl ReplicaProblem {
 pub enum Uploaded {
     /// It is there, and is ours.
     Done(RemoteTip),
-    /// The number is taken by another file, with this nonce in its metadata.
-    Taken(Option<Nonce>),
+    /// The number is taken by another file.
+    Taken {
+        /// Its nonce is one that this box left in its own spool: an upload of ours, come late.
+        own: bool,
+    },
     /// No answer: repeat the same bytes.
     Unknown,
     /// It came to nothing.

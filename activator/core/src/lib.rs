@@ -171,8 +171,7 @@ impl Core {
         hosts: Vec<HostSeed>,
         fx: &mut Vec<Effect>,
     ) {
-        let earlier = memo.as_ref().map(|memo| memo.bases.clone()).unwrap_or_default();
-        self.shared.nonces = Nonces::new(base, earlier);
+        self.shared.nonces = Nonces::new(base);
         self.session.remember(memo);
         for seed in hosts {
             self.add(&seed, now, fx);

@@ -3,7 +3,6 @@
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
-use alloc::vec::Vec;
 
 use crate::ids::Nonce;
 use crate::settings::Settings;
@@ -17,17 +16,16 @@ pub(crate) enum Mode {
     Leaving,
 }
 
-/// Nonces of this process, and how to know those of its predecessors.
+/// Nonces of this process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nonces {
     base: String,
     next: u64,
-    earlier: Vec<String>,
 }
 
 impl Nonces {
-    pub(crate) fn new(base: String, earlier: Vec<String>) -> Self {
-        Self { base, next: 0, earlier }
+    pub(crate) const fn new(base: String) -> Self {
+        Self { base, next: 0 }
     }
 
     pub(crate) fn base(&self) -> &str {
@@ -37,12 +35,6 @@ impl Nonces {
     pub(crate) fn fresh(&mut self) -> Nonce {
         self.next = self.next.saturating_add(1);
         Nonce(format!("{}.{}", self.base, self.next))
-    }
-
-    /// Whether this box's journal knows the nonce's start.
-    pub(crate) fn is_own(&self, nonce: &Nonce) -> bool {
-        let starts = |base: &String| !base.is_empty() && starts_with(nonce, base);
-        starts(&self.base) || self.earlier.iter().any(starts)
     }
 }
 

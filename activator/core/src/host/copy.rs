@@ -220,7 +220,7 @@ impl HostEntry {
                 self.adopt(wake, tip, ctx);
             }
             // An old owner's late file: it belongs to the history, and the next number is fenced.
-            Uploaded::Taken(_) => {
+            Uploaded::Taken { .. } => {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Apply(ticket, self.slot, txid));
                 self.state = State::Restoring { wake, step: CopyStep::Applying };
@@ -245,12 +245,12 @@ impl HostEntry {
         match uploaded {
             Uploaded::Done(tip) => self.open(wake, Base::At(tip), ctx),
             // A late upload of our own, from before a restart: it is older than the local file.
-            Uploaded::Taken(Some(taken)) if ctx.shared.nonces.is_own(&taken) => {
+            Uploaded::Taken { own: true } => {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::List(ticket, self.slot));
                 self.state = State::Restoring { wake, step: CopyStep::Relisting };
             }
-            Uploaded::Taken(_) => {
+            Uploaded::Taken { own: false } => {
                 ctx.shared.counters.add("forks_set_aside");
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Restore { ticket, slot: self.slot, set_aside: true });
