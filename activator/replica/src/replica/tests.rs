@@ -131,7 +131,10 @@ async fn an_app_outside_wal_mode_is_named_and_attached_once_it_changes() {
     let Some(Event::Stalled { reason }) = running.event().await else { panic!("not named") };
     assert!(reason.contains("not in WAL mode"), "{reason}");
     assert!(matches!(running.status().state, State::Detached { .. }));
+    let unfit = running.attached(Duration::from_millis(1)).await.unwrap_err();
+    assert!(unfit.contains("not in WAL mode"), "{unfit}");
     app.pragma_update(None, "journal_mode", "wal").unwrap();
+    assert_eq!(running.attached(Duration::from_secs(20)).await, Ok(()));
     assert_eq!(durable(&mut running).await, Txid(1));
     drop(app);
     assert!(running.finish(BUDGET).await.clean);
