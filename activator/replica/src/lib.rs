@@ -25,4 +25,6 @@ pub mod wal;
 pub mod watch;
 
 #[cfg(test)]
+mod faulty;
+#[cfg(test)]
 mod testkit;
