@@ -88,6 +88,19 @@ impl PageSize {
     }
 }
 
+/// Not a page size that a database can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no page size: a power of two from 512 to 65536 is")]
+pub struct BadPageSize(pub u32);
+
+impl TryFrom<u32> for PageSize {
+    type Error = BadPageSize;
+
+    fn try_from(bytes: u32) -> Result<Self, BadPageSize> {
+        Self::new(bytes).ok_or(BadPageSize(bytes))
+    }
+}
+
 /// The header. `no_checksum` is what Litestream always sets: no running database checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {

@@ -15,7 +15,9 @@ mod lz4;
 pub use decode::Decoder;
 pub use encode::{Encoder, Encoding, Written};
 pub use error::{LtxError, LtxFault};
-pub use header::{HEADER_LEN, Header, PageSize, Pgno, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
+pub use header::{
+    BadPageSize, HEADER_LEN, Header, PageSize, Pgno, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN,
+};
 
 use crc::{CRC_64_GO_ISO, Crc, Table};
 

@@ -7,7 +7,7 @@ use super::*;
 
 fn page(size: PageSize, seed: u32) -> Vec<u8> {
     (0..size.get())
-        .map(|n| n.wrapping_mul(seed).to_le_bytes()[usize::from(seed % 2 == 0)])
+        .map(|n| n.wrapping_mul(seed).to_le_bytes()[usize::from(seed.is_multiple_of(2))])
         .collect()
 }
 
@@ -91,7 +91,7 @@ fn a_full_image_skips_exactly_the_lock_page() {
     assert_eq!(size.last_stored(16385), Pgno(16384));
     let mut encoder =
         Encoder::new(std::io::sink(), "big", header(65536, 16386, 7), Encoding::Block).unwrap();
-    let error = encoder.page(Pgno(16385), &[0; 65536]).unwrap_err();
+    let error = encoder.page(Pgno(16385), &vec![0; 65536]).unwrap_err();
     assert!(matches!(error.fault, LtxFault::LockPage(Pgno(16385))));
 }
 

@@ -465,6 +465,7 @@ impl<S: Store> Driver<S> {
             etag: self.durable.1.clone(),
             behind_since: self.behind_since,
             state,
+            is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),
             trouble: self.trouble.clone(),
         };

@@ -139,6 +139,8 @@ pub struct Status {
     pub behind_since: Option<Mono>,
     /// State.
     pub state: State,
+    /// The read lock is held.
+    pub is_attached: bool,
     /// The next L0 is a full image, and why.
     pub image_needed: Option<ImageWhy>,
     /// Last thing in the way of an upload.
@@ -249,6 +251,7 @@ impl<S: Store> Replica<S> {
             etag,
             behind_since: None,
             state: State::Following,
+            is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),
             trouble: None,
         };
@@ -285,6 +288,21 @@ impl Running {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()
+    }
+
+    /// Waits until the database is followed; after `within` the reason why it is not (no WAL
+    /// mode, exclusive lock, no database yet …). Replication goes on trying either way.
+    pub async fn attached(&self, within: std::time::Duration) -> Result<(), String> {
+        let mut status = self.status.clone();
+        let followed = status.wait_for(|status| status.is_attached);
+        if matches!(tokio::time::timeout(within, followed).await, Ok(Ok(_))) {
+            return Ok(());
+        }
+        match self.status().state {
+            State::Detached { reason } => Err(reason),
+            State::StoodDown => Err("another writer owns the replica".to_owned()),
+            State::Following => Err("the database could not be opened in time".to_owned()),
+        }
     }
 
     /// The session was renewed: uploads count until then. None: no time limit.

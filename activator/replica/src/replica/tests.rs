@@ -4,20 +4,24 @@ use dormouse_store::DirectoryStore;
 
 use super::*;
 use crate::clock::system_now;
+use crate::faulty::{Fault, FaultyStore};
 use crate::restore::Target;
 use crate::testkit::{PREFIX, World, insert};
 
 const BUDGET: Nanos = Nanos::from_secs(20);
 
 async fn open(world: &World, base: Base) -> (Replica<DirectoryStore>, Opened) {
+    open_on(world, world.store.clone(), base).await
+}
+
+async fn open_on<S: Store>(world: &World, store: S, base: Base) -> (Replica<S>, Opened) {
     let watcher = Watcher::start(Duration::from_secs(5)).unwrap();
-    let place =
-        Place { store: world.store.clone(), prefix: PREFIX.to_owned(), host: world.host.clone() };
+    let place = Place { store, prefix: PREFIX.to_owned(), host: world.host.clone() };
     let settings = Settings {
         database: world.db(),
         state_dir: world.state(),
         generation: Generation(3),
-        upload: UploadSettings::default(),
+        upload: UploadSettings { retry_min: Nanos::from_millis(1), ..UploadSettings::default() },
         checkpoints: CheckpointStyle::BackfillFirst,
         clock: system_now,
     };
@@ -131,7 +135,10 @@ async fn an_app_outside_wal_mode_is_named_and_attached_once_it_changes() {
     let Some(Event::Stalled { reason }) = running.event().await else { panic!("not named") };
     assert!(reason.contains("not in WAL mode"), "{reason}");
     assert!(matches!(running.status().state, State::Detached { .. }));
+    let unfit = running.attached(Duration::from_millis(1)).await.unwrap_err();
+    assert!(unfit.contains("not in WAL mode"), "{unfit}");
     app.pragma_update(None, "journal_mode", "wal").unwrap();
+    assert_eq!(running.attached(Duration::from_secs(20)).await, Ok(()));
     assert_eq!(durable(&mut running).await, Txid(1));
     drop(app);
     assert!(running.finish(BUDGET).await.clean);
@@ -194,4 +201,90 @@ async fn commits_become_durable_within_milliseconds() {
     println!("commit to durable, microseconds: {times:?}");
     drop(app);
     assert!(running.finish(BUDGET).await.clean);
+}
+
+/// Waits for this number, whatever stalls before.
+async fn durable_at(running: &mut Running, txid: Txid) {
+    let wait = async {
+        loop {
+            match running.event().await.unwrap() {
+                Event::Durable { txid: at, .. } if at == txid => return,
+                Event::Durable { .. } | Event::Stalled { .. } => (),
+                other @ (Event::StoodDown { .. } | Event::Refused { .. }) => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn lost_answers_are_repeated_byte_for_byte_until_they_are_definite() {
+    use Fault::{AnswerLost, Down, RequestLost};
+    let mut world = World::new();
+    let app = world.app(4096);
+    let faults = [AnswerLost, Down, RequestLost, Down, AnswerLost, AnswerLost];
+    let store = FaultyStore::new(world.store.clone(), &faults);
+    let (replica, _) = open_on(&world, store.clone(), Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    for n in 1..5 {
+        durable_at(&mut running, Txid(n)).await;
+        insert(&app, 1, 10);
+    }
+    drop(app);
+    let finished = running.finish(BUDGET).await;
+    assert!(finished.clean && finished.txid == Txid(5), "{finished:?}");
+    world.txid = finished.txid;
+    world.assert_restore_is_identical().await;
+    let sent = store.sent.lock().unwrap().clone();
+    assert!(sent.len() > 5, "there were repeats");
+    for (key, metadata) in &sent {
+        let same = sent.iter().filter(|(other, _)| other == key);
+        assert!(same.into_iter().all(|(_, other)| other == metadata), "one nonce a file: {key}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_at_the_finish_leaves_an_unclean_copy_and_its_journal() {
+    let world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[Fault::Down; 1000]);
+    let (replica, _) = open_on(&world, store, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    assert!(matches!(running.event().await, Some(Event::Stalled { .. })));
+    drop(app);
+    let finished = running.finish(Nanos::from_millis(50)).await;
+    assert!(!finished.clean, "{finished:?}");
+    assert_eq!(finished.txid, Txid(0));
+    assert_eq!(spool::left_over(&world.state()).unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_refusal_is_an_event() {
+    let world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[Fault::Refuse]);
+    let (replica, _) = open_on(&world, store, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    let first = running.event().await;
+    assert!(matches!(first, Some(Event::Stalled { .. })), "{first:?}");
+    let second = running.event().await;
+    assert!(matches!(second, Some(Event::Refused { .. })), "{second:?}");
+    drop(app);
+}
+
+#[tokio::test]
+async fn an_upload_of_our_own_that_landed_late_is_told_apart_from_another_writers() {
+    let world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[Fault::AnswerLost]);
+    let (replica, _) = open_on(&world, store, Base::Image { after: Txid(0) }).await;
+    let running = replica.start(None);
+    let mut status = running.watch();
+    status.wait_for(|status| status.trouble.is_some()).await.unwrap();
+    running.abandon();
+    // A restart: TXID 1 landed, but nobody was told.
+    let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    assert_eq!(running.event().await, Some(Event::StoodDown { txid: Txid(1), was_ours: true }));
+    drop(app);
 }

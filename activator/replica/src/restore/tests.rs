@@ -139,3 +139,18 @@ fn an_increment_must_hold_every_page_of_its_growth() {
     let error = target.finish().unwrap_err();
     assert!(matches!(error, RestoreError::MissingPage { page: Pgno(2), page_count: 3 }), "{error}");
 }
+
+#[tokio::test]
+async fn a_file_that_vanishes_under_the_reader_means_list_and_plan_again() {
+    let world = replica_of(4).await;
+    let store = crate::faulty::FaultyStore::new(world.store.clone(), &[]);
+    store.vanish_once("0000000000000003.ltx");
+    let to = world.dir.path().join("again");
+    let restored = restore(&store, PREFIX, &world.host, Target::Latest, &to).await.unwrap();
+    assert_eq!(restored.txid, Txid(4));
+    for _ in 0..PLANS_MAX {
+        store.vanish_once("0000000000000003.ltx");
+    }
+    let error = restore(&store, PREFIX, &world.host, Target::Latest, &to).await.unwrap_err();
+    assert!(error.is_stale_list(), "{error}");
+}
