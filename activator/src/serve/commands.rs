@@ -258,7 +258,7 @@ impl Driver {
         let edge_route = EdgeRoute {
             host: route.host.clone(),
             limits: RouteLimits {
-                body_bytes: limits.body_bytes,
+                body_bytes: if limits.body_bytes == 0 { u64::MAX } else { limits.body_bytes },
                 waiters: limits.waiters_per_host,
                 wake_wait_ms: millis,
             },
