@@ -91,13 +91,6 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let (inputs, received) = mpsc::unbounded_channel();
     let admin = admin::start(&config.this_box.admin_socket(), inputs.clone())
         .context("the admin socket")?;
-    let listener =
-        Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
-            .context("the link's socket")?;
-    set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
-    let linked = inputs.clone();
-    link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
-    stop_on_signals(inputs.clone())?;
     let records = Records::new(store.clone(), store_config.prefix.clone());
     let parts = driver::Parts {
         config: Arc::clone(&config),
@@ -112,11 +105,19 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         nursery,
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
-        inputs,
+        inputs: inputs.clone(),
     };
     let mut driver = Driver::new(parts, received)?;
+    let seeds = driver.load()?;
+    let listener =
+        Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
+            .context("the link's socket")?;
+    set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
+    let linked = inputs.clone();
+    link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
+    stop_on_signals(inputs)?;
     driver.await_proxies(PROXIES_TIMEOUT).await;
-    driver.boot(memory, random_text()?)?;
+    driver.boot(seeds, memory, random_text()?);
     if let Err(error) = libsystemd::daemon::notify(false, &[libsystemd::daemon::NotifyState::Ready])
     {
         tracing::debug!(%error, "not under systemd");

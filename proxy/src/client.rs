@@ -134,7 +134,17 @@ impl<E: Engine> Client<E> {
             pool::keep(&pool, run, stream);
         }
         self.counted = None;
+        self.at.return_buffer(std::mem::take(self.conn.from_upstream().tail()));
+        self.at.return_buffer(std::mem::take(self.conn.to_upstream().tail()));
         self.watch.restart();
+    }
+
+    /// Sends the held request to an upstream.
+    pub(crate) fn forward(&mut self, upstream: Upstream<E>, pooled: bool) {
+        self.upstream = Some(upstream);
+        *self.conn.from_upstream().tail() = self.at.borrow_buffer();
+        *self.conn.to_upstream().tail() = self.at.borrow_buffer();
+        self.conn.forward(pooled);
     }
 
     /// Answers the held request with an answer of the proxy's own.

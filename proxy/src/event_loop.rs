@@ -27,6 +27,9 @@ use crate::pool::Pool;
 use crate::settings::{Settings, Target};
 use crate::stats::Stats;
 
+/// Spare buffers of a loop: × 64 KiB = 8 MiB at most.
+const SPARE_MAX: usize = 128;
+
 /// What one loop is made of.
 pub(crate) struct Setup {
     pub(crate) settings: Arc<Settings>,
@@ -77,6 +80,8 @@ pub(crate) struct Loop<E: Engine> {
     to_link: UnboundedSender<FromLoop>,
     /// Tells the link that a retired slot has nothing in flight.
     pub(crate) on_retired: Rc<dyn Fn(Slot)>,
+    /// Buffers of clients that have no upstream now, for those that get one.
+    spare: RefCell<Vec<Vec<u8>>>,
     clients: RefCell<HashMap<u64, Waker>>,
     next_client: Cell<u64>,
     empty: Notify,
@@ -104,6 +109,7 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
             // The link client outlives the loops; without it there is nobody to tell.
             on_retired: Rc::new(move |slot| drop(retired.send(FromLoop::Unrouted(slot)))),
             to_link,
+            spare: RefCell::default(),
             clients: RefCell::default(),
             next_client: Cell::new(0),
             empty: Notify::new(),
@@ -178,6 +184,20 @@ impl<E: Engine> Loop<E> {
     fn tell_link(&self, message: FromLoop) {
         // It fails only when the process ends.
         drop(self.to_link.send(message));
+    }
+
+    /// A buffer for what an upstream sends.
+    pub(crate) fn borrow_buffer(&self) -> Vec<u8> {
+        self.spare.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Takes a buffer back.
+    pub(crate) fn return_buffer(&self, mut buffer: Vec<u8>) {
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < SPARE_MAX {
+            buffer.clear();
+            spare.push(buffer);
+        }
     }
 
     /// A client's task begins.

@@ -36,8 +36,9 @@ pub(crate) fn open(listeners: &[Listen]) -> Result<Vec<OwnedFd>> {
             (Some(address), 0) => {
                 let socket = bind(address)
                     .with_context(|| format!("edge.listen {:?}: {address}", listen.name))?;
-                sockets.push(socket);
+                let address = local(&socket).unwrap_or_else(|| address.clone());
                 info!(listener = %listen.name, %address, "listening");
+                sockets.push(socket);
             }
             (None, 0) => bail!(
                 "edge.listen {:?}: no address, and systemd hands over no socket of that name \
@@ -53,6 +54,12 @@ pub(crate) fn open(listeners: &[Listen]) -> Result<Vec<OwnedFd>> {
         bail!("edge.listen is empty: nothing to serve");
     }
     Ok(sockets)
+}
+
+/// The address that a TCP socket has got, when its port was the kernel's choice.
+fn local(socket: &OwnedFd) -> Option<String> {
+    let address = socket2::SockRef::from(socket).local_addr().ok()?.as_socket()?;
+    Some(address.to_string())
 }
 
 fn bind(address: &str) -> Result<OwnedFd> {

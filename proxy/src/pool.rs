@@ -24,11 +24,12 @@ pub(crate) const HEAD_READ: usize = 16 * 1024;
 pub(crate) struct Pool<S> {
     run: Cell<RunNumber>,
     idle: RefCell<Vec<(S, Instant)>>,
+    sweeping: Cell<bool>,
 }
 
 impl<S: Stream> Pool<S> {
     pub(crate) fn new() -> Self {
-        Self { run: Cell::new(RunNumber(0)), idle: RefCell::new(Vec::new()) }
+        Self { run: Cell::new(RunNumber(0)), idle: RefCell::default(), sweeping: Cell::new(false) }
     }
 
     /// A connection to this run on which nothing was said since its last answer.
@@ -55,7 +56,7 @@ impl<S: Stream> Pool<S> {
         }
     }
 
-    /// Keeps a connection to this run. Gives whether it is the only one.
+    /// Keeps a connection to this run. Gives whether a sweep is to be started.
     fn put(&self, run: RunNumber, mut stream: S, now: Instant) -> bool {
         if self.run.get() != run {
             self.clear();
@@ -70,13 +71,14 @@ impl<S: Stream> Pool<S> {
             return false;
         }
         idle.push((stream, now));
-        idle.len() == 1
+        !self.sweeping.replace(true)
     }
 
     /// Drops what is too old. Gives whether something is left.
     fn sweep(&self, now: Instant) -> bool {
         let mut idle = self.idle.borrow_mut();
         idle.retain(|(_, since)| now.duration_since(*since) < KEPT_FOR);
+        self.sweeping.set(!idle.is_empty());
         !idle.is_empty()
     }
 

@@ -193,15 +193,13 @@ impl<E: Engine> Client<E> {
         }
         let Some(stream) = pool.take(run, wish.repeatable, clock::now()) else { return false };
         self.at.stats.upstream_reused.add();
-        self.upstream = Some(Upstream { stream, run, pool: pool.clone() });
-        self.conn.forward(true);
+        self.forward(Upstream { stream, run, pool: pool.clone() }, true);
         true
     }
 
     fn connected(&mut self, stream: E::Stream, run: RunNumber, pool: Rc<Pool<E::Stream>>) {
         self.at.stats.upstream_connects.add();
-        self.upstream = Some(Upstream { stream, run, pool });
-        self.conn.forward(false);
+        self.forward(Upstream { stream, run, pool }, false);
     }
 
     /// Waits for a host that is not awake.

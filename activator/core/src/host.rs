@@ -238,6 +238,9 @@ pub(crate) struct HostEntry {
     pub(crate) backoff: Nanos,
     pub(crate) due: Option<Wall>,
     pub(crate) tip: Tip,
+    /// Newest number that a record, a position, a list or an upload has named: a restore that ends
+    /// before it is refused.
+    pub(crate) least: Txid,
     pub(crate) removed: bool,
     pub(crate) last_problem: Option<String>,
 }
@@ -270,6 +273,7 @@ impl HostEntry {
             backoff: shared.settings.backoff,
             due: seed.due,
             tip: Tip::Doubtful,
+            least: Txid(0),
             removed: false,
             last_problem: None,
         }

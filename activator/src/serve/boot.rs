@@ -2,20 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use dormouse_core::event::Event;
-use dormouse_core::ids::{Host, Run};
+use dormouse_core::event::{Event, HostSeed};
+use dormouse_core::ids::Run;
 use dormouse_instances::Leftover;
 
 use super::driver::Driver;
 use super::journal::Memory;
 
 impl Driver {
-    /// Takes in every route, finds what an earlier activator left running, and begins.
-    pub(crate) fn boot(&mut self, memory: Memory, base: String) -> anyhow::Result<()> {
-        let mut leftovers: BTreeMap<String, Vec<Leftover>> = BTreeMap::new();
-        for leftover in self.parts.nursery.leftovers() {
-            leftovers.entry(leftover.host.clone()).or_default().push(leftover);
-        }
+    /// Takes in every route. Before the link listens: a proxy that comes again with hosts awake is
+    /// told of all of them at once, or it would forget those.
+    pub(crate) fn load(&mut self) -> anyhow::Result<Vec<HostSeed>> {
         let mut seeds = Vec::new();
         for route in self.parts.registry.routes()? {
             let Some(app) = self.parts.config.apps.get(&route.app).cloned() else {
@@ -30,15 +27,22 @@ impl Driver {
                 tracing::error!(%error, host = route.host, "no directory: the host is not served");
                 continue;
             }
-            let mut seed = self.take_in(&route, app);
-            seed.releasing = memory.releasing.get(&Host(route.host.clone())).cloned();
-            let mut found = leftovers.remove(&route.host).unwrap_or_default();
+            seeds.push(self.take_in(&route, app));
+        }
+        Ok(seeds)
+    }
+
+    /// The first event: what is known, and what an earlier activator left running.
+    pub(crate) fn boot(&mut self, mut seeds: Vec<HostSeed>, memory: Memory, base: String) {
+        let mut leftovers: BTreeMap<String, Vec<Leftover>> = BTreeMap::new();
+        for leftover in self.parts.nursery.leftovers() {
+            leftovers.entry(leftover.host.clone()).or_default().push(leftover);
+        }
+        for seed in &mut seeds {
+            seed.releasing = memory.releasing.get(&seed.host).cloned();
+            let mut found = leftovers.remove(&seed.host.0).unwrap_or_default();
             if let Some(leftover) = found.pop() {
-                tracing::warn!(
-                    host = route.host,
-                    run = leftover.run,
-                    "stopping a leftover instance"
-                );
+                tracing::warn!(host = %seed.host, run = leftover.run, "stopping a leftover instance");
                 seed.leftover = Some(Run(leftover.run));
                 if let Some(hosted) = self.hosts.get_mut(&seed.slot) {
                     hosted.run = Some(Run(leftover.run));
@@ -46,11 +50,9 @@ impl Driver {
                 }
             }
             stray(found);
-            seeds.push(seed);
         }
         stray(leftovers.into_values().flatten().collect());
         self.step(Event::Boot { base, memo: memory.session, hosts: seeds });
-        Ok(())
     }
 }
 

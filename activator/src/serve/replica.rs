@@ -166,10 +166,7 @@ impl HostReplica {
         }
         let temporary = self.state_dir.join(UNFINISHED);
         let Place { store, prefix, host } = &self.place;
-        let restored = match restore(store, prefix, host, Target::Latest, &temporary).await {
-            Err(RestoreError::Empty) => Restored::empty(&temporary).await,
-            other => other,
-        };
+        let restored = restore(store, prefix, host, Target::Latest, &temporary).await;
         Answer::Fetched(restored.map_err(of_restore).map(|restored| {
             let tip = RemoteTip { txid: restored.txid, etag: restored.etag.clone() };
             *stage = Stage::Unfinished(restored);

@@ -18,7 +18,7 @@ pub const HIGH_WATER: usize = 64 * 1024;
 /// still sends would else lose that answer to a reset.
 pub const DISCARD_MAX: usize = 16 * 1024 * 1024;
 /// Memory a silent connection keeps in each buffer.
-const IDLE_BUFFER: usize = 4096;
+const IDLE_BUFFER: usize = 8192;
 
 /// Limits of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -324,6 +324,7 @@ impl Conn {
         if self.from_client.is_empty() {
             if !self.client_closed && !self.draining {
                 self.from_client.shrink(IDLE_BUFFER);
+                self.to_client.shrink(IDLE_BUFFER);
                 return Some(Step::Wait);
             }
             self.phase = Phase::Closing { shut: false, discarded: 0 };
@@ -405,8 +406,6 @@ impl Conn {
         self.phase = if close { Phase::Closing { shut: false, discarded: 0 } } else { Phase::Head };
         self.to_upstream.clear();
         self.from_upstream.clear();
-        self.to_upstream.shrink(IDLE_BUFFER);
-        self.from_upstream.shrink(IDLE_BUFFER);
     }
 
     fn say_and_close(&mut self, answer: &Answer, head_only: bool) {

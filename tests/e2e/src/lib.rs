@@ -5,6 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 pub mod client;
+pub mod edge;
+pub mod edge_backend;
+pub mod edge_cases;
+pub mod edge_peer;
 pub mod wait;
 pub mod world;
 

@@ -8,8 +8,8 @@ use super::{Context, CopyStep, HostEntry, Lease, State, Tip, Wake};
 use crate::effect::{Base, Effect, Reason};
 use crate::event::{Answer, ReplicaProblem, Uploaded};
 use crate::ids::{ETag, Nonce, Txid};
-use crate::position::{Claimed, LocalCopy, Remote, RemoteTip, Verdict, judge};
-use crate::record::HostState;
+use crate::position::{Claimed, CopyRefusal, LocalCopy, Remote, RemoteTip, Verdict, judge};
+use crate::record::{HostRecord, HostState};
 use crate::time::Mono;
 
 /// What an upload that a start depends on consists of.
@@ -104,6 +104,7 @@ impl HostEntry {
             unbroken: Some(record.generation),
             box_id: &ctx.shared.settings.identity.id,
         };
+        self.least = self.least.max(named(before.as_ref(), &local, remote));
         let tip = local.position.as_ref().map(|p| RemoteTip { txid: p.txid, etag: p.etag.clone() });
         match judge(claimed, &local, remote) {
             Verdict::List => {
@@ -145,6 +146,11 @@ impl HostEntry {
     }
 
     fn on_fetched(&mut self, wake: Wake, tip: RemoteTip, ctx: &mut Context<'_>) {
+        if tip.txid < self.least {
+            let why = String::from(CopyRefusal::RemoteOlder.explain());
+            return self.fail_wake(Reason::Replica, why, ctx);
+        }
+        self.least = tip.txid;
         if self.over_unclean() {
             return self.upload(wake, Kind::Fence, tip.txid.next(), None, ctx);
         }
@@ -152,6 +158,8 @@ impl HostEntry {
     }
 
     fn adopt(&mut self, wake: Wake, tip: RemoteTip, ctx: &mut Context<'_>) {
+        assert!(tip.txid >= self.least, "invariant 10: an older copy than was named");
+        self.least = tip.txid;
         let Some(generation) = self.generation() else {
             return self.lose("the lease was lost during the wake", ctx);
         };
@@ -243,7 +251,10 @@ impl HostEntry {
         ctx: &mut Context<'_>,
     ) {
         match uploaded {
-            Uploaded::Done(tip) => self.open(wake, Base::At(tip), ctx),
+            Uploaded::Done(tip) => {
+                self.least = self.least.max(tip.txid);
+                self.open(wake, Base::At(tip), ctx);
+            }
             // A late upload of our own, from before a restart: it is older than the local file.
             Uploaded::Taken { own: true } => {
                 let ticket = self.ticket();
@@ -274,6 +285,17 @@ impl HostEntry {
         ctx.fx.push(Effect::OpenReplica { ticket, slot, generation, base });
         self.state = State::Opening { wake };
     }
+}
+
+/// The newest number that is named anywhere.
+fn named(before: Option<&HostRecord>, local: &LocalCopy, remote: &Remote) -> Txid {
+    let recorded = before.map_or(Txid(0), |record| record.txid);
+    let positioned = local.position.as_ref().map_or(Txid(0), |position| position.txid);
+    let listed = match remote {
+        Remote::Known(Some(tip)) => tip.txid,
+        Remote::Known(None) | Remote::Unasked => Txid(0),
+    };
+    recorded.max(positioned).max(listed)
 }
 
 fn pause(ctx: &Context<'_>) -> Mono {

@@ -5,7 +5,7 @@ use core::mem;
 use super::{Context, HostEntry, Lease, RETRY_AFTER, State, StopStep, Then, Tip, Why};
 use crate::effect::{Effect, Reason, Word};
 use crate::event::{Answer, Saved};
-use crate::ids::Run;
+use crate::ids::{Run, Txid};
 use crate::shared::Mode;
 use crate::time::Mono;
 
@@ -217,7 +217,10 @@ impl HostEntry {
             return;
         };
         match saved {
-            Saved::Clean(tip) => self.tip = Tip::Known(tip),
+            Saved::Clean(tip) => {
+                self.least = self.least.max(tip.as_ref().map_or(Txid(0), |tip| tip.txid));
+                self.tip = Tip::Known(tip);
+            }
             Saved::Unclean { why, .. } => {
                 ctx.shared.counters.add("unclean_sleeps");
                 self.tip = Tip::Doubtful;
