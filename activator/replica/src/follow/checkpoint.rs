@@ -20,16 +20,38 @@ pub enum CheckpointStyle {
     BarrierThroughout,
 }
 
+impl CheckpointStyle {
+    /// WAL pages after which a checkpoint is tried. A whole checkpoint under the barrier holds
+    /// writers up for its fsync: there it comes less often.
+    const fn pages(self) -> u64 {
+        match self {
+            Self::BackfillFirst => CHECKPOINT_PAGES,
+            Self::BarrierThroughout => 4 * CHECKPOINT_PAGES,
+        }
+    }
+}
+
 impl Follower {
     /// Checkpoints when the WAL has grown enough since the last try.
     pub fn maintain(&mut self) -> Result<(), FollowError> {
         let Place::Held(end) = self.place else { return Ok(()) };
-        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
-        if end.offset.saturating_sub(self.tried_at) < CHECKPOINT_PAGES * frame {
+        if !self.is_long(end.offset) {
             return Ok(());
         }
         self.tried_at = end.offset;
         self.seal()
+    }
+
+    /// The WAL file is so long that [`Follower::maintain`] may have work.
+    #[must_use]
+    pub fn wal_is_long(&self) -> bool {
+        let wal = std::fs::symlink_metadata(self.database.wal_path());
+        self.is_long(wal.map_or(0, |stat| stat.len()))
+    }
+
+    fn is_long(&self, offset: u64) -> bool {
+        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
+        offset.saturating_sub(self.tried_at) >= self.style.pages() * frame
     }
 
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
@@ -41,6 +63,10 @@ impl Follower {
             self.advance(&mut barrier)?;
             self.database.checkpoint(&barrier, "PASSIVE")?;
         }
+        // What is on disk before the barrier need not be waited for under it.
+        self.wal()?
+            .sync_data()
+            .map_err(|error| FollowError::io(self.database.wal_path(), error))?;
         match self.database.barrier(&mut barrier) {
             Ok(()) => (),
             // A long write transaction of the app: the next try comes with the next growth.
@@ -53,6 +79,7 @@ impl Follower {
         let is_complete = self.relock()?;
         self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
         self.locked_at = end.offset;
+        self.blocks_backfill = is_complete;
         self.database.run(&barrier, "write barrier", "ROLLBACK")
     }
 
@@ -90,7 +117,14 @@ impl Follower {
         self.database.lock(spare)?;
         std::mem::swap(&mut self.reader, spare);
         self.locked_at = end.offset;
+        self.blocks_backfill = false;
         self.database.run(spare, "read lock", "COMMIT")
+    }
+
+    /// Moves the read lock forward with a connection of its own.
+    pub(super) fn advance_anew(&mut self) -> Result<(), FollowError> {
+        let mut spare = self.database.connect()?;
+        self.advance(&mut spare)
     }
 
     /// Takes pending pages out of the WAL.

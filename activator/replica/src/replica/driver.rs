@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
 use crate::follow::{FollowError, Follower, SpooledFile};
+use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
 use crate::watch::Subscription;
 use crate::{inspect, position_file, spool};
@@ -54,6 +55,8 @@ pub(super) struct Driver<S> {
     subscription: Subscription,
     watch: Watch,
     attach: Option<(Mono, Nanos)>,
+    /// Of the chain so far.
+    page_size: Option<PageSize>,
     in_flight: Option<JoinHandle<Answer>>,
     spooled: Option<SpooledFile>,
     pub(super) durable: (Txid, Option<ETag>),
@@ -86,6 +89,7 @@ impl<S: Store> Driver<S> {
             place,
             uploader: Uploader::new(settings.upload, now, deadline),
             settings,
+            page_size: follower.as_ref().map(Follower::page_size),
             follower,
             subscription,
             watch: Watch::Rearm(now.mono),
@@ -226,6 +230,11 @@ impl<S: Store> Driver<S> {
         let open = move || Follower::open(&path, &state_dir, false, style);
         match tokio::task::spawn_blocking(open).await {
             Ok(Ok(follower)) => {
+                let size = follower.page_size();
+                if *self.page_size.get_or_insert(size) != size {
+                    let path = self.settings.database.clone();
+                    return self.detach(&FollowError::PageSizeChanged { path });
+                }
                 self.follower = Some(follower);
                 self.attach = None;
                 self.detached = None;

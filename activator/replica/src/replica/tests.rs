@@ -288,3 +288,34 @@ async fn an_upload_of_our_own_that_landed_late_is_told_apart_from_another_writer
     assert_eq!(running.event().await, Some(Event::StoodDown { txid: Txid(1), was_ours: true }));
     drop(app);
 }
+
+#[tokio::test]
+async fn a_database_that_is_replaced_is_followed_anew_by_a_full_image() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    assert_eq!(durable(&mut running).await, Txid(1));
+    let other = world.dir.path().join("data/other");
+    let new = rusqlite::Connection::open(&other).unwrap();
+    new.execute_batch("PRAGMA journal_mode=wal; CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
+        .unwrap();
+    insert(&new, 9, 9);
+    new.close().unwrap();
+    // The app restores a backup of its own over the database, and opens that.
+    insert(&app, 1, 1);
+    assert_eq!(durable(&mut running).await, Txid(2));
+    drop(app);
+    for side in crate::restore::side_files(&world.db()) {
+        crate::restore::remove(&side).unwrap();
+    }
+    std::fs::rename(&other, world.db()).unwrap();
+    let app = world.app(4096);
+    insert(&app, 1, 1);
+    durable_at(&mut running, Txid(3)).await;
+    drop(app);
+    let finished = running.finish(BUDGET).await;
+    assert!(finished.clean, "{finished:?}");
+    world.txid = finished.txid;
+    world.assert_restore_is_identical().await;
+}
