@@ -18,6 +18,7 @@ use dormouse_link::config::{Config, Span, Store as StoreConfig, StoreKind};
 use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
+use dormouse_replica::watch::Watcher;
 use dormouse_store::{AnyStore, DirectoryStore, probe};
 use nix::fcntl::{Flock, FlockArg};
 use tokio::sync::mpsc;
@@ -50,6 +51,9 @@ use records::Records;
 
 /// How long proxies of an earlier activator are waited for before anything is stopped.
 const PROXIES_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between looks at WAL files that no event announced.
+const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
@@ -87,8 +91,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let (inputs, received) = mpsc::unbounded_channel();
     let admin = admin::start(&config.this_box.admin_socket(), inputs.clone())
         .context("the admin socket")?;
-    let listener = Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
-        .context("the link's socket")?;
+    let listener =
+        Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
+            .context("the link's socket")?;
     set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
@@ -99,12 +104,14 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         settings,
         paths,
         store,
+        prefix: store_config.prefix.clone(),
         records,
         registry,
         journal,
         history,
         nursery,
         edge,
+        watcher: Watcher::start(POLL).context("inotify")?,
         inputs,
     };
     let mut driver = Driver::new(parts, received)?;
@@ -143,7 +150,9 @@ pub(crate) async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore>
             AnyStore::Directory(DirectoryStore::open(path).context("the directory store")?)
         }
         (StoreKind::Directory | StoreKind::S3, _) => {
-            bail!("only the directory store is built: set store.kind = \"directory\" and store.path")
+            bail!(
+                "only the directory store is built: set store.kind = \"directory\" and store.path"
+            )
         }
     };
     probe(&store, &config.prefix).await.context("the store's probe")?;

@@ -1,3 +1,178 @@
-//! The edge: holds listening sockets and waiters, forwards requests to awake hosts.
+//! The edge: holds the listening sockets, keeps the requests of sleeping hosts waiting, forwards
+//! those of awake ones. Starts no process, knows no store.
 
-fn main() {}
+mod client;
+mod clock;
+mod delta;
+mod event_loop;
+mod host;
+mod link;
+mod listen;
+mod pool;
+mod route;
+mod settings;
+mod stats;
+
+use std::io::IsTerminal;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::{io, thread};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
+use dormouse_link::config;
+use dormouse_ring::{Engine, Epoll, Uring};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, mpsc};
+use tracing::{error, info, warn};
+
+use crate::event_loop::Setup;
+use crate::link::Link;
+use crate::settings::Settings;
+use crate::stats::Stats;
+
+/// The edge proxy of Dormouse.
+#[derive(Debug, Parser)]
+#[command(name = "dormouse-proxy", version)]
+struct Arguments {
+    /// The config file.
+    #[arg(long, value_name = "FILE", default_value = "/etc/dormouse/dormouse.toml")]
+    config: PathBuf,
+    /// What drives the sockets, whatever the config says.
+    #[arg(long, value_name = "auto|uring|epoll", value_parser = parse_engine)]
+    engine: Option<config::Engine>,
+    /// Check the config and exit.
+    #[arg(long)]
+    check_config: bool,
+}
+
+fn parse_engine(text: &str) -> Result<config::Engine, String> {
+    match text {
+        "auto" => Ok(config::Engine::Auto),
+        "uring" => Ok(config::Engine::Uring),
+        "epoll" => Ok(config::Engine::Epoll),
+        _ => Err("allowed: auto, uring, epoll".to_owned()),
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("DORMOUSE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_env_filter(filter)
+        .init();
+    let config = config::Config::load(&arguments.config)?;
+    let settings = Arc::new(Settings::read(&config, &arguments.config)?);
+    if arguments.check_config {
+        info!(config = %arguments.config.display(), "the config is good");
+        return Ok(());
+    }
+    let sockets = listen::open(&config.edge.listen)?;
+    match arguments.engine.unwrap_or(config.edge.engine) {
+        config::Engine::Epoll => serve(Epoll, &config, &settings, &sockets),
+        config::Engine::Uring => {
+            Uring.probe().context("this kernel refuses io_uring; allowed here: --engine epoll")?;
+            serve(Uring, &config, &settings, &sockets)
+        }
+        config::Engine::Auto => match Uring.probe() {
+            Ok(()) => serve(Uring, &config, &settings, &sockets),
+            Err(error) => {
+                warn!(%error, "io_uring is refused; epoll takes its place");
+                serve(Epoll, &config, &settings, &sockets)
+            }
+        },
+    }
+}
+
+fn serve<E: Engine + Send>(
+    engine: E,
+    config: &config::Config,
+    settings: &Arc<Settings>,
+    sockets: &[OwnedFd],
+) -> Result<()> {
+    let count = match usize::try_from(config.edge.loops).unwrap_or(0) {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        count => count,
+    };
+    let connections = usize::try_from(config.edge.limits.connections).unwrap_or(usize::MAX);
+    let connections = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
+    let waiting = Arc::default();
+    let (to_link, from_loops) = mpsc::unbounded_channel();
+    let (mut threads, mut loops, mut stats) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..count {
+        let (to_loop, deltas) = mpsc::unbounded_channel();
+        let own: Arc<Stats> = Arc::default();
+        let setup = Setup {
+            settings: settings.clone(),
+            listeners: sockets.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
+            deltas,
+            to_link: to_link.clone(),
+            stats: own.clone(),
+            connections: connections.clone(),
+            waiting: Arc::clone(&waiting),
+            drain: config.edge.drain.duration(),
+        };
+        let thread = thread::Builder::new()
+            .name(format!("loop-{number}"))
+            .spawn(move || event_loop::run(engine, setup))?;
+        threads.push(thread);
+        loops.push(to_loop);
+        stats.push(own);
+    }
+    drop(to_link);
+    info!(engine = E::NAME, loops = count, "serving");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let link = settings
+        .managed
+        .then(|| Link::new(config.this_box.link_socket(), loops.clone(), from_loops, stats))
+        .transpose()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let linked = async {
+            match link {
+                Some(link) => link.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(linked);
+        let mut joined = tokio::task::spawn_blocking(move || join(threads));
+        tokio::select! {
+            () = &mut linked => bail!("the link has ended"),
+            // A loop ends by itself only when it fails.
+            joined = &mut joined => return joined?,
+            _ = terminate.recv() => info!("SIGTERM"),
+            _ = interrupt.recv() => info!("SIGINT"),
+        }
+        for each in &loops {
+            // A loop that has ended needs no telling.
+            drop(each.send(delta::ToLoop::Drain));
+        }
+        // The link goes on while requests end: their waiters may still be answered.
+        tokio::select! {
+            () = &mut linked => bail!("the link has ended"),
+            joined = joined => joined?,
+        }
+    })
+}
+
+fn join(threads: Vec<JoinHandle<io::Result<()>>>) -> Result<()> {
+    for thread in threads {
+        let name = thread.thread().name().unwrap_or("loop").to_owned();
+        match thread.join() {
+            Ok(Ok(())) => (),
+            Ok(Err(problem)) => {
+                error!(name, %problem, "a loop failed");
+                bail!("{name}: {problem}");
+            }
+            Err(_) => return Err(anyhow!("{name} panicked")),
+        }
+    }
+    info!("drained");
+    Ok(())
+}

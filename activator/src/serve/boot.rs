@@ -34,7 +34,11 @@ impl Driver {
             seed.releasing = memory.releasing.get(&Host(route.host.clone())).cloned();
             let mut found = leftovers.remove(&route.host).unwrap_or_default();
             if let Some(leftover) = found.pop() {
-                tracing::warn!(host = route.host, run = leftover.run, "stopping a leftover instance");
+                tracing::warn!(
+                    host = route.host,
+                    run = leftover.run,
+                    "stopping a leftover instance"
+                );
                 seed.leftover = Some(Run(leftover.run));
                 if let Some(hosted) = self.hosts.get_mut(&seed.slot) {
                     hosted.run = Some(Run(leftover.run));

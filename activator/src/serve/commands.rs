@@ -16,6 +16,7 @@ use super::clock;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
+use super::replica::HostReplica;
 
 /// A question with a way back.
 #[derive(Debug)]
@@ -127,7 +128,8 @@ impl Reply {
     }
 
     pub(crate) fn unknown(host: &str) -> Self {
-        let message = format!("host {host} is not served here: `dormouse list` shows those that are");
+        let message =
+            format!("host {host} is not served here: `dormouse list` shows those that are");
         Self::message(404, &message)
     }
 
@@ -158,10 +160,9 @@ impl Driver {
             Ask::Status => Reply::json(&self.status()),
             Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
             Ask::Host(host) => match self.find(&host) {
-                Some(slot) => self.host_status(slot).map_or_else(
-                    || Reply::unknown(&host),
-                    |status| Reply::json(&status),
-                ),
+                Some(slot) => self
+                    .host_status(slot)
+                    .map_or_else(|| Reply::unknown(&host), |status| Reply::json(&status)),
                 None => Reply::unknown(&host),
             },
             Ask::Add { host, app } => self.add(&host, &app),
@@ -215,8 +216,7 @@ impl Driver {
     fn on_host(&mut self, host: &str, event: impl FnOnce(Slot) -> Event) -> Reply {
         let Some(slot) = self.find(host) else { return Reply::unknown(host) };
         self.step(event(slot));
-        self.host_status(slot)
-            .map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
+        self.host_status(slot).map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
     }
 
     fn add(&mut self, host: &str, app_name: &str) -> Reply {
@@ -258,7 +258,7 @@ impl Driver {
         let edge_route = EdgeRoute {
             host: route.host.clone(),
             limits: RouteLimits {
-                body_bytes: limits.body_bytes,
+                body_bytes: if limits.body_bytes == 0 { u64::MAX } else { limits.body_bytes },
                 waiters: limits.waiters_per_host,
                 wake_wait_ms: millis,
             },
@@ -269,13 +269,21 @@ impl Driver {
             frozen: None,
             asks_due: app.next_due.is_some(),
         };
+        let replica = HostReplica::new(
+            self.parts.store.clone(),
+            self.parts.prefix.clone(),
+            &route.host,
+            &self.parts.paths.host_dir(&route.host),
+            &app,
+            Nanos(self.parts.config.sleep.sync.as_nanos()),
+        );
         let hosted = Hosted {
             host: route.host.clone(),
             app_name: route.app.clone(),
             app,
             instance: None,
             run: None,
-            replica: None,
+            replica,
         };
         self.hosts.insert(slot, hosted);
         HostSeed {
@@ -326,7 +334,7 @@ impl Driver {
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::now().mono.0.saturating_sub(activity.last_ns);
-        let replica = hosted.replica.as_ref().map(super::replica::Attached::status);
+        let replica = hosted.replica.status();
         Some(HostStatus {
             host: hosted.host.clone(),
             app: hosted.app_name.clone(),
@@ -336,7 +344,7 @@ impl Driver {
             pid: run.and_then(|_| hosted.instance.as_ref()?.pid()),
             generation: generation.map(|generation| generation.0),
             in_flight: activity.in_flight,
-            idle_s: (state == "awake").then(|| idle_ns / dormouse_core::time::SECOND_NS),
+            idle_s: (state == "awake").then_some(idle_ns / dormouse_core::time::SECOND_NS),
             durable_txid: replica.as_ref().map(|replica| replica.durable_txid),
             lag_ms: replica.as_ref().map(|replica| replica.lag_ms),
             replica: replica.map(|replica| replica.state),

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse_core::effect::{Effect, TakeoverEnd};
-use dormouse_core::event::{Answer, Event, Sample, Ticket};
+use dormouse_core::effect::{Entry, Expect, RecordKey, TakeoverEnd};
+use dormouse_core::event::{Answer, Cause, Event, Sample, StoreProblem, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Run, Slot};
 use dormouse_core::time::{Deadline, Mono};
 use dormouse_core::{Core, Settings};
@@ -14,6 +14,7 @@ use dormouse_instances::{Instance, Nursery};
 use dormouse_link::config::{App, Config};
 use dormouse_link::message::ToActivator;
 use dormouse_registry::Registry;
+use dormouse_replica::watch::Watcher;
 use dormouse_store::AnyStore;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
@@ -26,7 +27,7 @@ use super::journal::Journal;
 use super::link::LinkEvent;
 use super::paths::Paths;
 use super::records::Records;
-use super::replica::Attached;
+use super::replica::HostReplica;
 
 /// What reaches the loop.
 #[derive(Debug)]
@@ -37,8 +38,6 @@ pub(crate) enum Input {
     Link(LinkEvent),
     /// From the admin socket.
     Command(Command),
-    /// A replica was opened, or its position moved: kept beside the host.
-    Replica(Slot, Attached),
     /// A signal.
     Shutdown,
 }
@@ -49,12 +48,14 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) paths: Paths,
     pub(crate) store: AnyStore,
+    pub(crate) prefix: String,
     pub(crate) records: Records,
     pub(crate) registry: Registry,
     pub(crate) journal: Journal,
     pub(crate) history: History,
     pub(crate) nursery: Nursery,
     pub(crate) edge: Edge,
+    pub(crate) watcher: Watcher,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }
 
@@ -67,7 +68,7 @@ pub(crate) struct Hosted {
     pub(crate) instance: Option<Instance>,
     /// Run of the instance.
     pub(crate) run: Option<Run>,
-    pub(crate) replica: Option<Attached>,
+    pub(crate) replica: HostReplica,
 }
 
 /// The activator's loop.
@@ -130,7 +131,7 @@ impl Driver {
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
                     Some(Input::Shutdown) => self.ended = true,
-                    Some(Input::Event(_) | Input::Replica(..)) | None => {}
+                    Some(Input::Event(_)) | None => {}
                 },
                 () = sleep(pause) => {}
             }
@@ -187,11 +188,6 @@ impl Driver {
             Input::Event(event) => self.step(event),
             Input::Link(event) => self.on_link(event),
             Input::Command(command) => self.on_command(command),
-            Input::Replica(slot, attached) => {
-                if let Some(hosted) = self.hosts.get_mut(&slot) {
-                    hosted.replica = Some(attached);
-                }
-            }
             Input::Shutdown => self.step(Event::Shutdown),
         }
     }
@@ -205,12 +201,11 @@ impl Driver {
 
     fn sample(&self, slot: Slot) -> Sample {
         let activity = self.parts.edge.activity(dormouse_link::Slot(slot.0));
-        let replica = self.hosts.get(&slot).and_then(|hosted| hosted.replica.as_ref());
         Sample {
             slot,
             in_flight: activity.in_flight,
             last_active: Mono(activity.last_ns),
-            stalled: replica.is_some_and(Attached::is_stalled),
+            stalled: self.hosted(slot).is_some_and(|hosted| hosted.replica.is_stalled()),
         }
     }
 
@@ -229,8 +224,7 @@ impl Driver {
                 ToActivator::UnrouteAck { slot } => self.parts.edge.unrouted(connection, slot),
                 ToActivator::Stats(stats) => self.parts.edge.stats(connection, stats),
                 ToActivator::Wake { slot } => {
-                    let cause = dormouse_core::event::Cause::Client;
-                    self.step(Event::Requested(Slot(slot.0), cause));
+                    self.step(Event::Requested(Slot(slot.0), Cause::Client));
                 }
                 ToActivator::InstanceGone { slot, run } => {
                     self.step(Event::Died(Slot(slot.0), Run(run.0)));
@@ -286,28 +280,28 @@ impl Driver {
         self.runs.next().map(Run).ok_or_else(|| "no run numbers are left".to_owned())
     }
 
-    /// Journal entries and writes that depend on them.
-    pub(crate) fn journal_or_put(&mut self, effect: Effect) {
-        match effect {
-            Effect::Journal(entry) => {
-                if let Err(error) = self.parts.journal.append(&entry) {
-                    tracing::error!(%error, "the journal cannot be written");
-                    self.journal_down = Some(error.to_string());
-                }
-            }
-            Effect::Put(ticket, key, body, expect) => {
-                if let Some(why) = self.journal_down.clone() {
-                    let problem = dormouse_core::event::StoreProblem::Broken(why);
-                    let wrote = dormouse_core::event::Wrote::Failed(problem);
-                    return self.answer_at_once(ticket, Answer::Wrote(wrote));
-                }
-                let records = self.parts.records.clone();
-                self.answer_later(ticket, async move {
-                    Answer::Wrote(records.put(&key, body, expect).await)
-                });
-            }
-            other => tracing::error!(?other, "an effect went the wrong way"),
+    /// Durable when it returns; what of this step comes behind it fails if it is not.
+    pub(crate) fn journal(&mut self, entry: &Entry) {
+        if let Err(error) = self.parts.journal.append(entry) {
+            tracing::error!(%error, "the journal cannot be written");
+            self.journal_down = Some(error.to_string());
         }
+    }
+
+    pub(crate) fn put_record(
+        &mut self,
+        ticket: Ticket,
+        key: RecordKey,
+        body: Vec<u8>,
+        expect: Expect,
+    ) {
+        if let Some(why) = self.journal_down.clone() {
+            let wrote = Wrote::Failed(StoreProblem::Broken(why));
+            return self.answer_at_once(ticket, Answer::Wrote(wrote));
+        }
+        let records = self.parts.records.clone();
+        let put = async move { Answer::Wrote(records.put(&key, body, expect).await) };
+        self.answer_later(ticket, put);
     }
 
     pub(crate) fn end_takeover(&mut self, target: &BoxName, end: &TakeoverEnd) {

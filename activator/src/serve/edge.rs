@@ -40,7 +40,7 @@ pub(crate) struct Edge {
     words: WordsOwner,
     proxies: BTreeMap<u64, Proxy>,
     /// Live proxies of an earlier activator that have not come yet.
-    awaited: BTreeSet<ProcessId>,
+    awaited: Vec<ProcessId>,
     routes: BTreeMap<Slot, EdgeRoute>,
     /// Slots that some proxy may still use for a removed host, and which proxies those are.
     leaving: BTreeMap<Slot, BTreeSet<u64>>,
@@ -127,7 +127,7 @@ impl Edge {
             });
         }
         sender.send(&ToProxy::RoutesDone);
-        self.awaited.remove(&process);
+        self.awaited.retain(|awaited| *awaited != process);
         let proxy = Proxy { area, sender: Some(sender), acknowledged: false, stats: Vec::new() };
         self.proxies.insert(connection, proxy);
         self.remember();
@@ -199,11 +199,8 @@ impl Edge {
     }
 
     pub(crate) fn add_route(&mut self, slot: Slot, route: EdgeRoute) {
-        let message = ToProxy::Route {
-            slot,
-            host: route.host.clone(),
-            limits: route.limits.clone(),
-        };
+        let message =
+            ToProxy::Route { slot, host: route.host.clone(), limits: route.limits.clone() };
         self.routes.insert(slot, route);
         self.tell(&message);
     }
@@ -282,10 +279,7 @@ impl Edge {
         self.counters(slot).fold(Activity { in_flight: 0, last_ns: merged }, |sum, counters| {
             Activity {
                 in_flight: sum.in_flight.saturating_add(u64::from(counters.inflight())),
-                last_ns: sum
-                    .last_ns
-                    .max(counters.last_payload_ns())
-                    .max(counters.last_out_ns()),
+                last_ns: sum.last_ns.max(counters.last_payload_ns()).max(counters.last_out_ns()),
             }
         })
     }
@@ -298,9 +292,7 @@ impl Edge {
 
     /// Connected proxies: pid, acknowledged, counters.
     pub(crate) fn proxies(&self) -> impl Iterator<Item = (u32, bool, &[(String, u64)])> {
-        self.proxies
-            .values()
-            .map(|p| (p.area.process().pid, p.acknowledged, p.stats.as_slice()))
+        self.proxies.values().map(|p| (p.area.process().pid, p.acknowledged, p.stats.as_slice()))
     }
 }
 

@@ -3,58 +3,72 @@
 use dormouse_core::effect::{Effect, Failure, Reason, Word};
 use dormouse_core::event::{Answer, Event, Ticket};
 use dormouse_core::ids::{Run, Slot};
+use dormouse_core::time::Wall;
 use dormouse_link::{Refusal, RunNumber};
 
 use super::ask;
 use super::commands::Reply;
 use super::driver::{Driver, Hosted};
+use super::replica::HostReplica;
 
 impl Driver {
     pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
-            effect @ (Effect::Journal(_) | Effect::Put(..)) => self.journal_or_put(effect),
+            Effect::Journal(entry) => self.journal(&entry),
+            Effect::Put(ticket, key, body, expect) => self.put_record(ticket, key, body, expect),
             Effect::Get(ticket, key) => {
                 let records = self.parts.records.clone();
                 self.answer_later(ticket, async move { Answer::Got(records.get(&key).await) });
             }
-            effect @ (Effect::Inspect(..)
-            | Effect::List(..)
-            | Effect::Restore { .. }
-            | Effect::PutFence(..)
-            | Effect::Apply(..)
-            | Effect::PutImage(..)
-            | Effect::Adopt(..)
-            | Effect::OpenReplica { .. }
-            | Effect::Attach(..)
-            | Effect::Abandon(_)
-            | Effect::Save(..)) => self.on_replica(effect),
+            Effect::Inspect(ticket, slot) => self.on_copy(ticket, slot, HostReplica::inspect),
+            Effect::List(ticket, slot) => self.on_copy(ticket, slot, HostReplica::list),
+            Effect::Restore { ticket, slot, set_aside } => {
+                self.on_copy(ticket, slot, |copy| copy.restore(set_aside));
+            }
+            Effect::PutFence(ticket, slot, _, nonce) => {
+                self.on_copy(ticket, slot, |copy| copy.put_fence(nonce));
+            }
+            Effect::Apply(ticket, slot, _) => self.on_copy(ticket, slot, HostReplica::apply),
+            Effect::PutImage(ticket, slot, txid, nonce) => {
+                self.on_copy(ticket, slot, |copy| copy.put_image(txid, nonce));
+            }
+            Effect::Adopt(ticket, slot, generation, tip) => {
+                self.on_copy(ticket, slot, |copy| copy.adopt(generation, tip));
+            }
+            Effect::OpenReplica { ticket, slot, generation, base } => {
+                let watcher = self.parts.watcher.clone();
+                self.on_copy(ticket, slot, |copy| copy.open(watcher, generation, base));
+            }
+            Effect::Attach(ticket, slot) => self.attach(ticket, slot),
+            Effect::Save(ticket, slot) => self.on_copy(ticket, slot, HostReplica::save),
+            Effect::Abandon(slot) => self.abandon(slot),
             Effect::Spawn(ticket, slot) => self.spawn(ticket, slot),
             Effect::Publish(slot, word) => self.publish(slot, word),
-            Effect::TryStop(ticket, slot, run) => {
-                let taken = self.parts.edge.try_stop(edge_slot(slot), RunNumber(run.0));
-                let answer = if taken { Answer::StopTaken } else { Answer::StopBusy };
-                self.answer_at_once(ticket, answer);
-            }
+            Effect::TryStop(ticket, slot, run) => self.try_stop(ticket, slot, run),
             Effect::Refuse(slot, failure) => self.refuse(slot, &failure),
             Effect::AskDue(ticket, slot) => self.ask_due(ticket, slot),
-            Effect::RecordDue(slot, due) => {
-                let Some(hosted) = self.hosts.get(&slot) else { return };
-                let due = due.map(|due| due.0);
-                if let Err(error) = self.parts.registry.set_due(&hosted.host, due) {
-                    tracing::error!(%error, host = hosted.host, "a due time was not kept");
-                }
-            }
+            Effect::RecordDue(slot, due) => self.record_due(slot, due),
             Effect::Terminate(ticket, slot) => self.end_instance(ticket, slot, false),
             Effect::Kill(ticket, slot) => self.end_instance(ticket, slot, true),
             Effect::Freeze(ticket, slot) => self.freeze(ticket, slot, true),
             Effect::Thaw(ticket, slot) => self.freeze(ticket, slot, false),
-            Effect::Deadline(deadline) => {
-                // The table says none: with manual takeover no instance is stopped by time.
-                self.deadline.send_replace(deadline);
-            }
+            // The table says none: with manual takeover no instance is stopped by time.
+            Effect::Deadline(deadline) => drop(self.deadline.send_replace(deadline)),
             Effect::Retired(slot) => self.retired(slot),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
             Effect::Exit => self.ended = true,
+        }
+    }
+
+    fn try_stop(&mut self, ticket: Ticket, slot: Slot, run: Run) {
+        let taken = self.parts.edge.try_stop(edge_slot(slot), RunNumber(run.0));
+        self.answer_at_once(ticket, if taken { Answer::StopTaken } else { Answer::StopBusy });
+    }
+
+    fn record_due(&mut self, slot: Slot, due: Option<Wall>) {
+        let Some(hosted) = self.hosts.get(&slot) else { return };
+        if let Err(error) = self.parts.registry.set_due(&hosted.host, due.map(|due| due.0)) {
+            tracing::error!(%error, host = hosted.host, "a due time was not kept");
         }
     }
 

@@ -23,11 +23,7 @@ const RUN_DIGITS_MAX: usize = 17;
 
 impl Paths {
     pub(crate) fn of(this_box: &ThisBox) -> Self {
-        Self {
-            data: this_box.data.clone(),
-            run: this_box.run.clone(),
-            etc: this_box.etc.clone(),
-        }
+        Self { data: this_box.data.clone(), run: this_box.run.clone(), etc: this_box.etc.clone() }
     }
 
     pub(crate) fn data(&self) -> &Path {

@@ -37,7 +37,7 @@ impl Records {
             Err(_) => Got::Failed(StoreProblem::Unreachable(format!("no answer for {key}"))),
             Ok(Ok(object)) => Got::Found { body: object.body, etag: object.meta.etag },
             Ok(Err(ReadError::NotFound { .. })) => Got::Absent,
-            Ok(Err(error)) => Got::Failed(problem(error)),
+            Ok(Err(error)) => Got::Failed(problem(&error)),
         }
     }
 
@@ -50,11 +50,10 @@ impl Records {
         let put = self.store.put(&key, Body::from(body), condition, Metadata::new());
         match tokio::time::timeout(RECORD_TIMEOUT, put).await {
             // It may have been carried out: never an answer that says it was not.
-            Err(_) => Wrote::Unknown,
+            Err(_) | Ok(PutOutcome::Unknown { .. }) => Wrote::Unknown,
             Ok(PutOutcome::Done { etag }) => Wrote::Done(etag),
             Ok(PutOutcome::ConditionFailed) => Wrote::ConditionFailed,
             Ok(PutOutcome::Conflict) => Wrote::Conflict,
-            Ok(PutOutcome::Unknown { .. }) => Wrote::Unknown,
             Ok(PutOutcome::Refused { why }) => Wrote::Failed(StoreProblem::Refused(why)),
             Ok(PutOutcome::Broken { why }) => Wrote::Failed(StoreProblem::Broken(why)),
         }
@@ -62,7 +61,7 @@ impl Records {
 }
 
 /// A failed read, as the core knows it.
-pub(crate) fn problem(error: ReadError) -> StoreProblem {
+pub(crate) fn problem(error: &ReadError) -> StoreProblem {
     let text = error.to_string();
     match error {
         ReadError::NotFound { .. } | ReadError::Broken { .. } => StoreProblem::Broken(text),
