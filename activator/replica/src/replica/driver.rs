@@ -332,7 +332,7 @@ impl<S: Store> Driver<S> {
 
     fn put(&mut self, file: Spooled) {
         let Some(spooled) = self.spooled.clone() else { return };
-        debug_assert_eq!(spooled.nonce, file.nonce, "3: a repeat sends the same file");
+        assert_eq!(spooled.nonce, file.nonce, "invariant 3: a repeat sends the same file");
         let place = self.place.clone();
         self.in_flight = Some(tokio::spawn(async move {
             let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
@@ -368,6 +368,7 @@ impl<S: Store> Driver<S> {
     }
 
     async fn on_durable(&mut self, txid: Txid, etag: ETag) {
+        assert_eq!(txid, self.durable.0.next(), "invariant 3: numbers are acknowledged in order");
         self.durable = (txid, Some(etag.clone()));
         self.trouble = None;
         self.send(Event::Durable { txid, etag });
