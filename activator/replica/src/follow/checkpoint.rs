@@ -5,6 +5,7 @@
 
 use std::os::unix::fs::FileExt as _;
 
+use nix::sys::statvfs::statvfs;
 use rusqlite::Connection;
 
 use super::error::FollowError;
@@ -39,7 +40,33 @@ impl Follower {
             return Ok(());
         }
         self.tried_at = end.offset;
-        self.seal()
+        self.seal()?;
+        self.keep_limits()
+    }
+
+    /// An app must not run out of disk because of us: past a bound the read lock goes, the app's
+    /// own checkpoints reuse the WAL, and the next L0 is a full image.
+    fn keep_limits(&mut self) -> Result<(), FollowError> {
+        let Place::Held(end) = self.place else { return Ok(()) };
+        let why = if end.offset > self.limits.wal_bytes_max {
+            ImageWhy::WalTooLong
+        } else if self.disk_free()? < self.limits.disk_free_min {
+            ImageWhy::DiskLow
+        } else {
+            return Ok(());
+        };
+        self.lose(why);
+        if self.reader.is_autocommit() {
+            return Ok(());
+        }
+        self.database.run(&self.reader, "read lock", "COMMIT")
+    }
+
+    /// Room for the spool.
+    pub(super) fn disk_free(&self) -> Result<u64, FollowError> {
+        let stat = statvfs(&self.state_dir)
+            .map_err(|errno| FollowError::io(&self.state_dir, std::io::Error::from(errno)))?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 
     /// The WAL file is so long that [`Follower::maintain`] may have work.

@@ -43,6 +43,25 @@ pub enum ImageWhy {
     WalGone,
     /// The read lock could not be held.
     LockLost,
+    /// The WAL grew past its bound because of us: the lock was let go for the app's sake.
+    WalTooLong,
+    /// Little room is left on the disk: the lock was let go, so that the WAL can be reused.
+    DiskLow,
+}
+
+/// What replication may cost the app's disk. Past either bound the lock is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest WAL.
+    pub wal_bytes_max: u64,
+    /// Least room on the disk.
+    pub disk_free_min: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { wal_bytes_max: 1 << 30, disk_free_min: 64 << 20 }
+    }
 }
 
 /// Where in the WAL we are.
@@ -113,6 +132,7 @@ pub struct Follower {
     page_count: u32,
     state_dir: PathBuf,
     style: CheckpointStyle,
+    limits: Limits,
     /// Last: closed after the connections, or their locks would go.
     database: Database,
 }
@@ -149,8 +169,14 @@ impl Follower {
             page_count,
             state_dir: state_dir.to_owned(),
             style,
+            limits: Limits::default(),
             database,
         })
+    }
+
+    /// Other bounds than the default ones.
+    pub const fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// The next L0 must be a full image.

@@ -66,6 +66,11 @@ impl Follower {
         nonce: &Nonce,
         timestamp_ms: i64,
     ) -> Result<SpooledFile, FollowError> {
+        let needed = self.database.len()?.saturating_add(self.limits.disk_free_min);
+        if self.disk_free()? < needed {
+            let source = io::Error::from(io::ErrorKind::StorageFull);
+            return Err(FollowError::io(&self.state_dir, source));
+        }
         let (image, place) = self.view()?;
         let mut header = Header::new(self.page_size, image.page_count, txid, txid);
         header.timestamp_ms = timestamp_ms;

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
-use crate::follow::{FollowError, Follower, SpooledFile};
+use crate::follow::{FollowError, Follower, ImageWhy, SpooledFile};
 use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
 use crate::watch::Subscription;
@@ -220,7 +220,14 @@ impl<S: Store> Driver<S> {
             .await;
         match result {
             Some(Ok(()) | Err(FollowError::Locked { .. })) | None => (),
-            Some(Err(error)) => self.detach(&error),
+            Some(Err(error)) => return self.detach(&error),
+        }
+        let lost = self.follower.as_ref().and_then(Follower::image_needed);
+        if let Some(why @ (ImageWhy::WalTooLong | ImageWhy::DiskLow)) = lost {
+            self.trouble(format!("the read lock was let go ({why:?}): a full image follows"));
+        }
+        if lost.is_some() && self.uploader.dirty_since().is_none() {
+            self.step(UploadInput::Committed).await;
         }
     }
 
