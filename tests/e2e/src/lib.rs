@@ -1,1 +1,23 @@
-//! End-to-end tests with real processes.
+//! What end-to-end tests share: the programs under test, and the peers they are tested with.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+pub mod client;
+pub mod wait;
+pub mod world;
+
+/// A program of this workspace, from the target directory that the running test was built in.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe().context("where this test lies")?;
+    let profile = test.parent().and_then(|deps| deps.parent()).context("a target directory")?;
+    let path = profile.join(name);
+    if !path.is_file() {
+        bail!(
+            "{} is not built; build it first: cargo build -p {name} (with this test's profile)",
+            path.display()
+        );
+    }
+    Ok(path)
+}

@@ -221,7 +221,8 @@ impl HostEntry {
             Saved::Unclean { why, .. } => {
                 ctx.shared.counters.add("unclean_sleeps");
                 self.tip = Tip::Doubtful;
-                self.last_problem = Some(why);
+                // What failed first is what people want to know.
+                self.last_problem.get_or_insert(why);
             }
             Saved::StoodDown => {
                 ctx.shared.counters.add("leases_lost");
