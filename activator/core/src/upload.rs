@@ -167,6 +167,11 @@ enum Phase {
         until: Mono,
         backoff: Nanos,
     },
+    /// Past the deadline: sent again once it is moved.
+    Held {
+        file: Spooled,
+        backoff: Nanos,
+    },
     /// Spooling failed; tried again at `until`.
     SpoolWaiting {
         until: Mono,
@@ -233,7 +238,8 @@ impl Uploader {
         match &self.phase {
             Phase::Sending { file, .. }
             | Phase::Comparing { file, .. }
-            | Phase::Waiting { file, .. } => Some(file),
+            | Phase::Waiting { file, .. }
+            | Phase::Held { file, .. } => Some(file),
             Phase::Idle | Phase::Spooling | Phase::SpoolWaiting { .. } | Phase::StoodDown => None,
         }
     }
@@ -243,15 +249,11 @@ impl Uploader {
     pub fn next_due(&self) -> Option<Mono> {
         match &self.phase {
             Phase::Idle => self.dirty_since.map(|since| self.spool_due(since)),
-            Phase::Waiting { until, .. } => match self.deadline {
-                // Past the deadline nothing is due until it is moved.
-                Some(deadline) if deadline.mono <= *until => None,
-                Some(_) | None => Some(*until),
-            },
-            Phase::SpoolWaiting { until, .. } => Some(*until),
+            Phase::Waiting { until, .. } | Phase::SpoolWaiting { until, .. } => Some(*until),
             Phase::Spooling
             | Phase::Sending { .. }
             | Phase::Comparing { .. }
+            | Phase::Held { .. }
             | Phase::StoodDown => None,
         }
     }
@@ -347,19 +349,31 @@ impl Uploader {
                 }
             }
             Phase::SpoolWaiting { until, .. } if *until <= now.mono => self.spool(out),
-            Phase::Waiting { file, until, backoff }
-                if *until <= now.mono && self.in_session(now) =>
-            {
-                out.push(UploadOutput::Put(file.clone()));
-                self.phase = Phase::Sending { file: file.clone(), backoff: *backoff };
+            Phase::Waiting { file, until, backoff } if *until <= now.mono => {
+                let (file, backoff) = (file.clone(), *backoff);
+                self.send(now, file, backoff, out);
+            }
+            Phase::Held { file, backoff } if self.in_session(now) => {
+                let (file, backoff) = (file.clone(), *backoff);
+                self.send(now, file, backoff, out);
             }
             Phase::SpoolWaiting { .. }
             | Phase::Waiting { .. }
+            | Phase::Held { .. }
             | Phase::Spooling
             | Phase::Sending { .. }
             | Phase::Comparing { .. }
             | Phase::StoodDown => (),
         }
+    }
+
+    fn send(&mut self, now: Now, file: Spooled, backoff: Nanos, out: &mut Vec<UploadOutput>) {
+        self.phase = if self.in_session(now) {
+            out.push(UploadOutput::Put(file.clone()));
+            Phase::Sending { file, backoff }
+        } else {
+            Phase::Held { file, backoff }
+        };
     }
 
     fn spool(&mut self, out: &mut Vec<UploadOutput>) {

@@ -220,3 +220,23 @@ fn a_file_of_an_earlier_process_is_sent_again_first() {
     world.uploader.resume(at(0), file(7));
     assert_eq!(world.step(0, UploadInput::Tick), vec![UploadOutput::Put(file(7))]);
 }
+
+#[test]
+fn a_deadline_that_passed_by_one_clock_alone_holds_the_upload_without_a_busy_loop() {
+    let mut world = World::new(Class::Stream, Some(until(100)));
+    let woken = Now { boot: Boot(200 * MILLI_NS), ..at(50) };
+    let mut out = Vec::new();
+    world.uploader.step(woken, UploadInput::Committed, &mut out);
+    world.uploader.step(woken, UploadInput::Spooled(Some(file(1))), &mut out);
+    assert_eq!(out, vec![UploadOutput::Spool]);
+    assert_eq!(world.uploader.next_due(), None);
+}
+
+#[test]
+fn a_commit_of_a_held_host_does_not_wake_anyone() {
+    let mut world = World::new(Class::Stream, Some(until(100)));
+    world.step(200, UploadInput::Committed);
+    world.step(201, UploadInput::Spooled(Some(file(1))));
+    assert_eq!(world.step(300, UploadInput::Committed), vec![]);
+    assert_eq!(world.uploader.next_due(), None);
+}

@@ -122,18 +122,30 @@ pub async fn compact<S: Store>(
     closed: &Closed,
     nonce: &Nonce,
 ) -> Result<Compacted, CompactError> {
-    let listing = Listing::read(&place.store, &place.prefix, &place.host).await?;
     let scratch = closed.state_dir.join("compact.tmp");
+    let result = compact_by(place, closed, nonce, &scratch).await;
+    crate::restore::remove(&scratch)
+        .map_err(|source| CompactError::Io { path: scratch, source })?;
+    result
+}
+
+async fn compact_by<S: Store>(
+    place: &Place<S>,
+    closed: &Closed,
+    nonce: &Nonce,
+    scratch: &Path,
+) -> Result<Compacted, CompactError> {
+    let listing = Listing::read(&place.store, &place.prefix, &place.host).await?;
     let key = match choose(&listing, closed.txid)? {
         Choice::Nothing => return Ok(Compacted::default()),
         Choice::Snapshot => {
-            let (from, to) = (closed.clone(), scratch.clone());
-            blocking(&scratch, move || write_snapshot(&from, &to)).await?;
+            let (from, to) = (closed.clone(), scratch.to_owned());
+            blocking(scratch, move || write_snapshot(&from, &to)).await?;
             LtxKey { level: SNAPSHOT_LEVEL, min: Txid(1), max: closed.txid }
         }
-        Choice::Merge(inputs) => merge_level_1(place, closed, &inputs, &scratch).await?,
+        Choice::Merge(inputs) => merge_level_1(place, closed, &inputs, scratch).await?,
     };
-    let (answer, why) = place.put(&key, &scratch, nonce, closed.timestamp_ms, Kind::Plain).await;
+    let (answer, why) = place.put(&key, scratch, nonce, closed.timestamp_ms, Kind::Plain).await;
     match answer {
         PutAnswer::Done { .. } => (),
         // The same TXIDs hold the same pages, whoever wrote them; deleting waits for a next time.
@@ -143,7 +155,6 @@ pub async fn compact<S: Store>(
         }
     }
     let deleted = delete_covered(place, &listing, key).await?;
-    fs::remove_file(&scratch).map_err(|source| CompactError::Io { path: scratch, source })?;
     Ok(Compacted { written: Some(key), deleted })
 }
 

@@ -80,7 +80,8 @@ impl Subscription {
     /// Arms the watch for one event: a write to the WAL, or its creation where there is none.
     /// What happened before is not seen: look at the WAL after arming.
     pub fn arm(&self) -> io::Result<()> {
-        let on_file = WatchMask::MODIFY | WatchMask::MOVE_SELF | WatchMask::DELETE_SELF;
+        // ATTRIB: the last link went while somebody has the file open.
+        let on_file = WatchMask::MODIFY | WatchMask::MOVE_SELF | WatchMask::ATTRIB;
         let on_dir = WatchMask::CREATE | WatchMask::MOVED_TO;
         let mut watches = self.shared.watches.clone();
         // Held over the registration: the event may be read before the map knows the watch.

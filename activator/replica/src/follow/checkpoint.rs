@@ -5,6 +5,7 @@
 
 use std::os::unix::fs::FileExt as _;
 
+use nix::sys::statvfs::statvfs;
 use rusqlite::Connection;
 
 use super::error::FollowError;
@@ -20,16 +21,64 @@ pub enum CheckpointStyle {
     BarrierThroughout,
 }
 
+impl CheckpointStyle {
+    /// WAL pages after which a checkpoint is tried. A whole checkpoint under the barrier holds
+    /// writers up for its fsync: there it comes less often.
+    const fn pages(self) -> u64 {
+        match self {
+            Self::BackfillFirst => CHECKPOINT_PAGES,
+            Self::BarrierThroughout => 4 * CHECKPOINT_PAGES,
+        }
+    }
+}
+
 impl Follower {
     /// Checkpoints when the WAL has grown enough since the last try.
     pub fn maintain(&mut self) -> Result<(), FollowError> {
         let Place::Held(end) = self.place else { return Ok(()) };
-        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
-        if end.offset.saturating_sub(self.tried_at) < CHECKPOINT_PAGES * frame {
+        if !self.is_long(end.offset) {
             return Ok(());
         }
         self.tried_at = end.offset;
-        self.seal()
+        self.seal()?;
+        self.keep_limits()
+    }
+
+    /// An app must not run out of disk because of us: past a bound the read lock goes, the app's
+    /// own checkpoints reuse the WAL, and the next L0 is a full image.
+    fn keep_limits(&mut self) -> Result<(), FollowError> {
+        let Place::Held(end) = self.place else { return Ok(()) };
+        let why = if end.offset > self.limits.wal_bytes_max {
+            ImageWhy::WalTooLong
+        } else if self.disk_free()? < self.limits.disk_free_min {
+            ImageWhy::DiskLow
+        } else {
+            return Ok(());
+        };
+        self.lose(why);
+        if self.reader.is_autocommit() {
+            return Ok(());
+        }
+        self.database.run(&self.reader, "read lock", "COMMIT")
+    }
+
+    /// Room for the spool.
+    pub(super) fn disk_free(&self) -> Result<u64, FollowError> {
+        let stat = statvfs(&self.state_dir)
+            .map_err(|errno| FollowError::io(&self.state_dir, std::io::Error::from(errno)))?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+
+    /// The WAL file is so long that [`Follower::maintain`] may have work.
+    #[must_use]
+    pub fn wal_is_long(&self) -> bool {
+        let wal = std::fs::symlink_metadata(self.database.wal_path());
+        self.is_long(wal.map_or(0, |stat| stat.len()))
+    }
+
+    fn is_long(&self, offset: u64) -> bool {
+        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
+        offset.saturating_sub(self.tried_at) >= self.style.pages() * frame
     }
 
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
@@ -41,6 +90,10 @@ impl Follower {
             self.advance(&mut barrier)?;
             self.database.checkpoint(&barrier, "PASSIVE")?;
         }
+        // What is on disk before the barrier need not be waited for under it.
+        self.wal()?
+            .sync_data()
+            .map_err(|error| FollowError::io(self.database.wal_path(), error))?;
         match self.database.barrier(&mut barrier) {
             Ok(()) => (),
             // A long write transaction of the app: the next try comes with the next growth.
@@ -53,6 +106,7 @@ impl Follower {
         let is_complete = self.relock()?;
         self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
         self.locked_at = end.offset;
+        self.blocks_backfill = is_complete;
         self.database.run(&barrier, "write barrier", "ROLLBACK")
     }
 
@@ -90,7 +144,14 @@ impl Follower {
         self.database.lock(spare)?;
         std::mem::swap(&mut self.reader, spare);
         self.locked_at = end.offset;
+        self.blocks_backfill = false;
         self.database.run(spare, "read lock", "COMMIT")
+    }
+
+    /// Moves the read lock forward with a connection of its own.
+    pub(super) fn advance_anew(&mut self) -> Result<(), FollowError> {
+        let mut spare = self.database.connect()?;
+        self.advance(&mut spare)
     }
 
     /// Takes pending pages out of the WAL.

@@ -26,8 +26,8 @@ const BARRIER_SPINS: i32 = 2000; // × about 4 us = 8 ms
 /// Tries after which the barrier is given up.
 const BARRIER_TRIES: i32 = BARRIER_SPINS + 1000; // × 500 us = half a second
 const BARRIER_PAUSE: Duration = Duration::from_micros(500);
-/// Bytes of page cache of our connections: they read one page of the schema.
-const CACHE_KIB: i32 = 16;
+/// Pages that our connections cache: they read one page of the schema.
+const CACHE_PAGES: i32 = 1;
 /// `SQLite`'s header: page size at 16, file format versions at 18 and 19.
 const SQLITE_HEADER_LEN: usize = 100;
 const FORMAT_WAL: u8 = 2;
@@ -147,9 +147,11 @@ impl Database {
         conn.busy_timeout(BUSY_TIMEOUT).map_err(fail)?;
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(fail)?;
         conn.pragma_update(None, "wal_autocheckpoint", 0).map_err(fail)?;
-        conn.pragma_update(None, "cache_size", -CACHE_KIB).map_err(fail)?;
+        conn.pragma_update(None, "cache_size", CACHE_PAGES).map_err(fail)?;
         let mode: String =
             conn.query_row("PRAGMA journal_mode", (), |row| row.get(0)).map_err(fail)?;
+        // SQLite took memory for 20 pages before it heard of the smaller cache.
+        conn.release_memory().map_err(fail)?;
         if mode != "wal" {
             return Err(FollowError::NotWal { path: self.path.clone() });
         }

@@ -28,6 +28,13 @@ pub enum FollowError {
         /// The database.
         path: PathBuf,
     },
+    /// The new file under the database's name has another page size: one chain of LTX files
+    /// cannot hold both.
+    #[error("{}: the database was replaced by one with another page size", path.display())]
+    PageSizeChanged {
+        /// The database.
+        path: PathBuf,
+    },
     /// The database is not in WAL mode.
     #[error("{}: not in WAL mode; set `PRAGMA journal_mode=WAL` in the app", path.display())]
     NotWal {

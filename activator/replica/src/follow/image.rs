@@ -42,6 +42,7 @@ impl Follower {
         };
         self.locked_at = end.map_or(0, |end| end.offset);
         self.tried_at = self.locked_at;
+        self.blocks_backfill = is_complete;
         self.database.run(&barrier, "write barrier", "ROLLBACK")?;
         Ok((Image { frames, page_count, end }, place))
     }

@@ -25,7 +25,7 @@ pub use checkpoint::CheckpointStyle;
 pub(crate) use database::{Database, wal_path};
 pub use error::FollowError;
 
-use crate::ltx::{PageSize, Pgno, WAL_FRAME_HEADER_LEN};
+use crate::ltx::{PageSize, Pgno};
 use crate::wal::{WalEnd, WalHeader};
 use carry::Carry;
 
@@ -43,6 +43,25 @@ pub enum ImageWhy {
     WalGone,
     /// The read lock could not be held.
     LockLost,
+    /// The WAL grew past its bound because of us: the lock was let go for the app's sake.
+    WalTooLong,
+    /// Little room is left on the disk: the lock was let go, so that the WAL can be reused.
+    DiskLow,
+}
+
+/// What replication may cost the app's disk. Past either bound the lock is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest WAL.
+    pub wal_bytes_max: u64,
+    /// Least room on the disk.
+    pub disk_free_min: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { wal_bytes_max: 1 << 30, disk_free_min: 64 << 20 }
+    }
 }
 
 /// Where in the WAL we are.
@@ -102,6 +121,9 @@ pub struct Follower {
     place: Place,
     /// Offset up to which frames were copied when the read transaction began.
     locked_at: u64,
+    /// The lock is that of a finished WAL: nobody can backfill the frames that came since, and
+    /// the app's own checkpoint after each commit would sort the whole WAL in vain.
+    blocks_backfill: bool,
     /// Offset of the last try of a checkpoint in this generation.
     tried_at: u64,
     pending: Option<Pending>,
@@ -110,6 +132,7 @@ pub struct Follower {
     page_count: u32,
     state_dir: PathBuf,
     style: CheckpointStyle,
+    limits: Limits,
     /// Last: closed after the connections, or their locks would go.
     database: Database,
 }
@@ -139,14 +162,21 @@ impl Follower {
             page_size,
             place,
             locked_at: 0,
+            blocks_backfill: true,
             tried_at: 0,
             pending: None,
             carry: Carry::new(state_dir),
             page_count,
             state_dir: state_dir.to_owned(),
             style,
+            limits: Limits::default(),
             database,
         })
+    }
+
+    /// Other bounds than the default ones.
+    pub const fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// The next L0 must be a full image.
@@ -174,14 +204,6 @@ impl Follower {
     #[must_use]
     pub const fn has_pending(&self) -> bool {
         self.pending.is_some() || matches!(self.place, Place::Lost(_))
-    }
-
-    /// The WAL file is so long that [`Follower::maintain`] may have work.
-    #[must_use]
-    pub fn wal_is_long(&self) -> bool {
-        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
-        let len = std::fs::symlink_metadata(self.database.wal_path()).map_or(0, |stat| stat.len());
-        len.saturating_sub(self.tried_at) >= CHECKPOINT_PAGES * frame
     }
 
     /// Reads what was committed since the last call; whether there is something for an L0.
@@ -223,6 +245,9 @@ impl Follower {
             }
             self.take(scan.pages, scan.commit, from.offset, scan.end);
             self.place = Place::Held(scan.end);
+            if self.blocks_backfill {
+                self.advance_anew()?;
+            }
         }
         Ok(self.has_pending())
     }

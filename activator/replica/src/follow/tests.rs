@@ -236,6 +236,84 @@ async fn an_app_in_another_process_cannot_reset_the_wal_while_we_hold_it() {
     world.assert_restore_is_identical().await;
 }
 
+#[tokio::test]
+async fn after_a_gap_in_which_the_app_wrote_a_full_image_heals_the_chain() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    insert(&app, 10, 500);
+    world.ship(&mut follower).await;
+    // Our process dies: the app goes on, checkpoints, and restarts its WAL.
+    drop(follower);
+    for _ in 0..3 {
+        insert(&app, 10, 500);
+        app.query_row("PRAGMA wal_checkpoint(RESTART)", (), |_| Ok(())).unwrap();
+    }
+    let mut follower = world.follow(true);
+    assert!(follower.image_needed().is_some(), "there is a WAL that nobody watched");
+    insert(&app, 10, 500);
+    world.ship(&mut follower).await;
+    insert(&app, 10, 500);
+    world.ship(&mut follower).await;
+    drop(app);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_of_the_spool_loses_nothing() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    insert(&app, 10, 500);
+    // A directory that cannot be made stands for a disk that is full.
+    let spool = crate::spool::dir(&world.state());
+    std::fs::remove_dir_all(&spool).unwrap();
+    std::fs::write(&spool, b"in the way").unwrap();
+    assert!(follower.poll().unwrap());
+    let nonce = Nonce::from("n");
+    assert!(follower.spool(world.txid.next(), &nonce, 0).is_err());
+    assert!(follower.has_pending());
+    std::fs::remove_file(&spool).unwrap();
+    assert!(world.ship(&mut follower).await);
+    drop(app);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
+}
+
+#[tokio::test]
+async fn past_a_bound_the_lock_is_let_go_and_a_full_image_follows() {
+    let low = Limits { wal_bytes_max: 0, disk_free_min: 0 };
+    let full = Limits { wal_bytes_max: u64::MAX, disk_free_min: u64::MAX };
+    for (limits, why) in [(low, ImageWhy::WalTooLong), (full, ImageWhy::DiskLow)] {
+        let mut world = World::new();
+        let app = world.app(512);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        follower.set_limits(limits);
+        // A reader of the app keeps the checkpoint from completing.
+        let reader = Connection::open(world.db()).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM t").unwrap();
+        insert(&app, 2000, 500);
+        follower.poll().unwrap();
+        assert!(follower.wal_is_long());
+        follower.maintain().unwrap();
+        assert_eq!(follower.image_needed(), Some(why));
+        assert!(follower.reader.is_autocommit(), "the lock is gone");
+        let nonce = Nonce::from("n");
+        if why == ImageWhy::DiskLow {
+            assert!(follower.spool(world.txid.next(), &nonce, 0).is_err(), "no room for it");
+        }
+        follower.set_limits(Limits { disk_free_min: 0, ..Limits::default() });
+        assert!(world.ship(&mut follower).await);
+        drop((app, reader));
+        follower.close_clean().unwrap();
+        world.assert_restore_is_identical().await;
+    }
+}
+
 /// Runs `child_process` below in a process of its own, until its standard input closes.
 fn child(what: &str, db: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())

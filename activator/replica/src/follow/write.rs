@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
 use dormouse_core::ids::{Nonce, Txid};
 
@@ -65,6 +66,11 @@ impl Follower {
         nonce: &Nonce,
         timestamp_ms: i64,
     ) -> Result<SpooledFile, FollowError> {
+        let needed = self.database.len()?.saturating_add(self.limits.disk_free_min);
+        if self.disk_free()? < needed {
+            let source = io::Error::from(io::ErrorKind::StorageFull);
+            return Err(FollowError::io(&self.state_dir, source));
+        }
         let (image, place) = self.view()?;
         let mut header = Header::new(self.page_size, image.page_count, txid, txid);
         header.timestamp_ms = timestamp_ms;
@@ -141,17 +147,14 @@ impl Follower {
             wal.sync_data().map_err(|error| FollowError::io(self.database.wal_path(), error))?;
         }
         let temporary = dir.join(format!("{name}.tmp"));
-        let to = BufWriter::with_capacity(1 << 16, File::create(&temporary).map_err(fail)?);
-        let mut encoder = Encoder::new(to, &name, header, Encoding::Frame)?;
-        let mut buffer = vec![0; self.page_size.buffer_len()];
-        for (page, from) in pages {
-            self.read(*from, *page, wal.as_ref(), &mut buffer)?;
-            encoder.page(*page, &buffer)?;
-        }
-        self.check_generation(header, pages, wal.as_ref())?;
-        let (mut to, written) = encoder.finish()?;
-        to.flush().map_err(fail)?;
-        to.get_ref().sync_data().map_err(fail)?;
+        let size = match self.write_to(&temporary, &name, header, pages, wal.as_ref()) {
+            Ok(size) => size,
+            Err(error) => {
+                // A full disk must not be filled further by what it broke off.
+                drop(fs::remove_file(&temporary));
+                return Err(error);
+            }
+        };
         fs::rename(&temporary, &path).map_err(fail)?;
         spool::sync_dir(&dir).map_err(fail)?;
         Ok(SpooledFile {
@@ -159,10 +162,33 @@ impl Follower {
             nonce: nonce.clone(),
             path,
             timestamp_ms: header.timestamp_ms,
-            size: written.size,
+            size,
             is_image,
             page_count: header.commit,
         })
+    }
+
+    fn write_to(
+        &self,
+        temporary: &Path,
+        name: &str,
+        header: Header,
+        pages: &BTreeMap<Pgno, From>,
+        wal: Option<&File>,
+    ) -> Result<u64, FollowError> {
+        let fail = |error: io::Error| FollowError::io(temporary, error);
+        let to = BufWriter::with_capacity(1 << 16, File::create(temporary).map_err(fail)?);
+        let mut encoder = Encoder::new(to, name, header, Encoding::Frame)?;
+        let mut buffer = vec![0; self.page_size.buffer_len()];
+        for (page, from) in pages {
+            self.read(*from, *page, wal, &mut buffer)?;
+            encoder.page(*page, &buffer)?;
+        }
+        self.check_generation(header, pages, wal)?;
+        let (mut to, written) = encoder.finish()?;
+        to.flush().map_err(fail)?;
+        to.get_ref().sync_data().map_err(fail)?;
+        Ok(written.size)
     }
 
     /// A restart of the WAL writes its header before any frame: an unchanged header proves that

@@ -12,7 +12,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
-use crate::follow::{FollowError, Follower, SpooledFile};
+use crate::follow::{FollowError, Follower, ImageWhy, SpooledFile};
+use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
 use crate::watch::Subscription;
 use crate::{inspect, position_file, spool};
@@ -54,6 +55,8 @@ pub(super) struct Driver<S> {
     subscription: Subscription,
     watch: Watch,
     attach: Option<(Mono, Nanos)>,
+    /// Of the chain so far.
+    page_size: Option<PageSize>,
     in_flight: Option<JoinHandle<Answer>>,
     spooled: Option<SpooledFile>,
     pub(super) durable: (Txid, Option<ETag>),
@@ -86,6 +89,7 @@ impl<S: Store> Driver<S> {
             place,
             uploader: Uploader::new(settings.upload, now, deadline),
             settings,
+            page_size: follower.as_ref().map(Follower::page_size),
             follower,
             subscription,
             watch: Watch::Rearm(now.mono),
@@ -216,7 +220,14 @@ impl<S: Store> Driver<S> {
             .await;
         match result {
             Some(Ok(()) | Err(FollowError::Locked { .. })) | None => (),
-            Some(Err(error)) => self.detach(&error),
+            Some(Err(error)) => return self.detach(&error),
+        }
+        let lost = self.follower.as_ref().and_then(Follower::image_needed);
+        if let Some(why @ (ImageWhy::WalTooLong | ImageWhy::DiskLow)) = lost {
+            self.trouble(format!("the read lock was let go ({why:?}): a full image follows"));
+        }
+        if lost.is_some() && self.uploader.dirty_since().is_none() {
+            self.step(UploadInput::Committed).await;
         }
     }
 
@@ -226,6 +237,11 @@ impl<S: Store> Driver<S> {
         let open = move || Follower::open(&path, &state_dir, false, style);
         match tokio::task::spawn_blocking(open).await {
             Ok(Ok(follower)) => {
+                let size = follower.page_size();
+                if *self.page_size.get_or_insert(size) != size {
+                    let path = self.settings.database.clone();
+                    return self.detach(&FollowError::PageSizeChanged { path });
+                }
                 self.follower = Some(follower);
                 self.attach = None;
                 self.detached = None;
@@ -323,7 +339,7 @@ impl<S: Store> Driver<S> {
 
     fn put(&mut self, file: Spooled) {
         let Some(spooled) = self.spooled.clone() else { return };
-        debug_assert_eq!(spooled.nonce, file.nonce, "3: a repeat sends the same file");
+        assert_eq!(spooled.nonce, file.nonce, "invariant 3: a repeat sends the same file");
         let place = self.place.clone();
         self.in_flight = Some(tokio::spawn(async move {
             let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
@@ -359,6 +375,7 @@ impl<S: Store> Driver<S> {
     }
 
     async fn on_durable(&mut self, txid: Txid, etag: ETag) {
+        assert_eq!(txid, self.durable.0.next(), "invariant 3: numbers are acknowledged in order");
         self.durable = (txid, Some(etag.clone()));
         self.trouble = None;
         self.send(Event::Durable { txid, etag });
