@@ -102,7 +102,7 @@ impl Core {
             }
             Event::Sweep(samples) => self.sweep(now, &samples, fx),
             Event::Shutdown => self.shut_down(now, fx),
-            Event::Takeover(target) => self.takeover.begin(target, &self.shared, fx),
+            Event::Takeover(target) => self.takeover.begin(target, fx),
             Event::Answer(ticket, answer) => self.answer(now, ticket, answer, fx),
         }
         self.after(now, fx);
