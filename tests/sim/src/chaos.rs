@@ -7,7 +7,8 @@ use crate::clock::{MS, S, Time};
 use crate::disk::Disk;
 use crate::instances::InstanceId;
 use crate::proxies::ProxyId;
-use crate::world::{BoxIndex, Item, Pause, World, host};
+use crate::network::LATEST;
+use crate::world::{Act, BoxIndex, Item, Pause, World, host};
 
 impl World {
     /// The storm begins.
@@ -26,8 +27,11 @@ impl World {
         self.after(wait, Item::Chaos);
         match self.rng.below(100) {
             0..60 => self.clients(b),
-            60..63 => self.crash(b),
-            63..69 => {
+            60..64 => self.plan_crash(b),
+            64..69 => {
+                if self.rng.chance(300) {
+                    self.delay_writes(b, 15 * S);
+                }
                 self.kill_activator(b);
                 let down = self.rng.between(100, 20_000) * MS;
                 self.after(down, Item::Restart(b));
@@ -57,12 +61,65 @@ impl World {
         }
     }
 
+    /// Writes on their way, then the power goes; and often somebody says that the box is gone.
+    fn plan_crash(&mut self, b: BoxIndex) {
+        let ids: Vec<InstanceId> =
+            self.instances.iter().filter(|(_, i)| i.b == b).map(|(id, _)| *id).collect();
+        for id in ids {
+            let span = self.rng.between(0, 200) * MS;
+            self.after(span, Item::Commits(id));
+        }
+        let at = self.rng.between(1, 300) * MS;
+        self.plan_end(b, at);
+    }
+
+    fn plan_end(&mut self, b: BoxIndex, at: Time) {
+        let disk = self.rng.chance(200);
+        let mut down = self.rng.between(1, 60) * S;
+        let others: Vec<BoxIndex> = (0..self.boxes.len()).filter(|other| *other != b).collect();
+        if let Some(by) = self.rng.pick(&others).filter(|_| self.rng.clone().chance(700)) {
+            down = self.rng.between(45, 150) * S;
+            let said = self.rng.between(500, 8000) * MS;
+            self.after(at + said, Item::Planned(by, Act::TakeOver(b)));
+        }
+        self.after(at, Item::Planned(b, Act::Crash { disk, down }));
+    }
+
+    /// The box crashes at once, or its activator alone is killed.
+    pub fn plan_death(&mut self, b: BoxIndex) {
+        if self.rng.chance(500) {
+            return self.plan_end(b, 0);
+        }
+        let down = self.rng.between(100, 20_000) * MS;
+        self.after(0, Item::Planned(b, Act::Kill { down }));
+    }
+
+    /// Something that was planned happens.
+    pub fn planned(&mut self, b: BoxIndex, act: Act) {
+        if !self.stormy {
+            return;
+        }
+        match act {
+            Act::Crash { disk, down } => self.crash(b, disk, down),
+            Act::Kill { down } => {
+                self.kill_activator(b);
+                self.after(down, Item::Restart(b));
+            }
+            Act::Add => self.add_missing(b),
+            Act::TakeOver(target) => {
+                let name = self.boxes[target].name.clone();
+                self.core_event(b, Event::Takeover(name));
+            }
+        }
+    }
+
     /// Power goes: processes, and of each database what was not fsynced.
-    pub fn crash(&mut self, b: BoxIndex) {
+    pub fn crash(&mut self, b: BoxIndex, disk: bool, down: Time) {
         if !self.boxes[b].up {
             return;
         }
         self.tell(|| format!("box{b} crashes"));
+        self.ledger.count("crashes");
         self.boxes[b].up = false;
         self.boxes[b].activator = None;
         self.boxes[b].pause = None;
@@ -74,10 +131,12 @@ impl World {
         self.instances.retain(|_, instance| instance.b != b);
         let lost = self.boxes[b].disk.lose_power(&mut self.rng);
         self.ledger.lost.extend(lost);
-        if self.stormy && self.rng.chance(200) {
+        if self.stormy {
+            self.delay_writes(b, LATEST);
+        }
+        if disk {
             self.lose_disk(b);
         }
-        let down = self.rng.between(1, 120) * S;
         self.after(down, Item::Restart(b));
     }
 
@@ -152,8 +211,11 @@ impl World {
         match self.rng.below(12) {
             0..3 => self.core_event(b, Event::Requested(slot, Cause::Operator)),
             3..6 => self.core_event(b, Event::Rest(slot)),
-            6 => self.core_event(b, Event::Removed(slot)),
-            7 => self.add_missing(b),
+            6 | 7 => {
+                self.core_event(b, Event::Removed(slot));
+                let span = self.rng.between(1, 30) * S;
+                self.after(span, Item::Planned(b, Act::Add));
+            }
             8 => self.shut_down(b),
             _ => self.take_over(b),
         }

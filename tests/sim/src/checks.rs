@@ -26,6 +26,8 @@ pub struct Ledger {
     pub lost: BTreeSet<Write>,
     /// Boxes that were told to put everything to sleep and go.
     pub leaving: BTreeSet<BoxIndex>,
+    /// How often what happened.
+    pub counts: BTreeMap<&'static str, u64>,
     /// The end: who exits stays away.
     pub over: bool,
     /// In calm: every app asks to be woken this much later.
@@ -34,6 +36,13 @@ pub struct Ledger {
     pub exited: BTreeSet<BoxIndex>,
     /// When it was promised to be woken.
     pub promised: BTreeMap<(BoxIndex, Host), Wall>,
+}
+
+impl Ledger {
+    /// Something happened.
+    pub fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
 }
 
 /// A waiter's answer travels a little.
@@ -167,11 +176,15 @@ impl World {
             }
         }
         let Some(owner) = owner else { return };
+        if record.fenced_by.is_some() {
+            self.ledger.count("takeovers");
+        }
         if record.fenced_by.is_some() && record.id == self.boxes[owner].id {
             let runs = self.instances.values().any(|instance| instance.b == owner);
             if self.boxes[owner].up && (runs || self.boxes[owner].activator.is_some()) {
                 self.tell(|| format!("box{owner} was fenced while it lives"));
                 self.boxes[owner].overthrown = true;
+                self.ledger.count("overthrown");
             }
         } else if before.is_none_or(|before| record.epoch > before.epoch) {
             self.invariant_2_no_epoch_over_running_instances(owner, &record);

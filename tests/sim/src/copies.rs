@@ -167,6 +167,7 @@ impl World {
                 if set_aside && !self.breaks(Sabotage::ForkDiscarded) {
                     self.tell(|| format!("box{b} sets its copy of {host} aside"));
                     self.boxes[b].disk.set_aside(&host);
+                    self.ledger.count("forks");
                 }
                 if let Some(hosted) = self.hosted(b, slot) {
                     hosted.fence = None;
@@ -206,6 +207,7 @@ impl World {
             Err(problem) => Err(problem),
             Ok(None) => Err(ReplicaProblem::Corrupt("nothing to restore".into())),
             Ok(Some(restored)) => {
+                self.ledger.count("restores");
                 let tip = restored.tip.clone();
                 self.name_early(b, slot, &restored);
                 if let Some(hosted) = self.hosted(b, slot) {
@@ -280,6 +282,7 @@ impl World {
                 Body::Step { parent, writes: Vec::new() }
             };
             hosted.fence = Some(File { txid, nonce: nonce.clone(), body });
+            self.ledger.count("fences");
         }
         self.send_fence(b, slot, ticket, nonce, txid);
     }
@@ -351,6 +354,7 @@ impl World {
                 let host = self.host_at(b, slot);
                 let spool = host.map(|host| self.boxes[b].disk.copy(&host).spool.clone());
                 let own = spool.is_some_and(|s| s.iter().any(|(_, nonce)| *nonce == found));
+                self.ledger.count(if own { "met by own late file" } else { "met by a late file" });
                 Uploaded::Taken { own }
             }
             Standing::File { nonce: None, .. } => Uploaded::Taken { own: false },

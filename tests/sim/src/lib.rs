@@ -75,11 +75,13 @@ fn counts(world: &World) -> Vec<(&'static str, u64)> {
     let sum = |sizes: &mut dyn Iterator<Item = usize>| {
         u64::try_from(sizes.sum::<usize>()).unwrap_or(u64::MAX)
     };
-    vec![
+    let mut counts: Vec<_> = world.ledger.counts.iter().map(|(k, v)| (*k, *v)).collect();
+    counts.extend([
         ("commits", sum(&mut world.ledger.committed.values().map(std::collections::BTreeSet::len))),
         ("durable", sum(&mut world.ledger.durable.values().map(std::collections::BTreeSet::len))),
         ("activators", world.boxes.iter().map(|b| b.lives).sum()),
         ("runs", world.boxes.iter().map(|b| b.disk.runs).sum()),
         ("generations", world.store.hosts.values().map(|r| r.generation.0).sum()),
-    ]
+    ]);
+    counts
 }

@@ -82,15 +82,29 @@ pub struct Call {
 /// Longest wait for an answer.
 pub const TIMEOUT: Time = 10 * S;
 /// A PUT may land this long after it was sent.
-const LATEST: Time = 150 * S;
+pub const LATEST: Time = 150 * S;
 
 impl Ask {
-    const fn writes(&self) -> bool {
+    /// Whether it changes anything.
+    #[must_use]
+    pub const fn writes(&self) -> bool {
         match self {
             Self::Put(..) | Self::PutFile(..) => true,
             Self::Get(_) | Self::List(_) | Self::Read(_) | Self::ReadOne(..) | Self::Head(..) => {
                 false
             }
+        }
+    }
+
+    /// Whether it writes what `other` writes.
+    #[must_use]
+    pub fn is_rival(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Put(key, ..), Self::Put(rival, ..)) => key == rival,
+            (Self::PutFile(host, file), Self::PutFile(rival, late)) => {
+                host == rival && file.txid == late.txid
+            }
+            (_, _) => false,
         }
     }
 
@@ -140,6 +154,17 @@ impl World {
             self.tell(|| format!("box{b} cannot reach the store: {:?}", call.ask));
             return self.after(wait, Item::Told(call, told));
         }
+        if self.stormy {
+            self.hurry_rivals(&call);
+            let often = if matches!(call.ask, Ask::PutFile(..)) { 60 } else { 15 };
+            if call.ask.writes() && self.rng.chance(often) {
+                // The sender dies with this write on its way.
+                self.tell(|| format!("box{b} dies with {:?} on its way", call.ask));
+                self.plan_death(b);
+                let late = self.rng.between(S, LATEST);
+                return self.after(late, Item::Land(call, None));
+            }
+        }
         if !(self.stormy && self.rng.chance(self.plan.faults)) {
             return self.after(there, Item::Land(call, Some(back)));
         }
@@ -186,6 +211,8 @@ impl World {
                 let b = call.b;
                 self.tell(|| format!("store: box{b} puts {host} {} {answer:?}", file.txid));
                 if let PutAnswer::Done { .. } = answer {
+                    let dead = !self.boxes[call.b].up;
+                    self.ledger.count(if dead { "files of the dead" } else { "files" });
                     self.invariant_3_durable_data_is_in_every_restore(host);
                 }
                 Told::Put(answer)

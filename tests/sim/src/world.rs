@@ -69,6 +69,29 @@ pub enum Item {
     Finishes(RequestId),
     /// Something goes wrong, or somebody does something.
     Chaos,
+    /// Something that was planned.
+    Planned(BoxIndex, Act),
+}
+
+/// Something that is planned for a box.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    /// Power goes; the disk with it, or not.
+    Crash {
+        /// The disk too.
+        disk: bool,
+        /// How long it stays down.
+        down: Time,
+    },
+    /// `kill -9` of its activator.
+    Kill {
+        /// How long until the next one.
+        down: Time,
+    },
+    /// Its operator says that another box is gone.
+    TakeOver(BoxIndex),
+    /// Its operator adds what was removed.
+    Add,
 }
 
 /// What of a box is paused, and until when.
@@ -287,6 +310,40 @@ impl World {
         self.queue.insert((time.max(self.time), number), item);
     }
 
+    /// What a box has sent and the store has not carried out comes late, by chance.
+    pub fn delay_writes(&mut self, b: BoxIndex, latest: Time) {
+        let of = |item: &Item| matches!(item, Item::Land(call, _) if call.b == b && call.ask.writes());
+        let sent: Vec<(Time, u64)> =
+            self.queue.iter().filter(|(_, item)| of(item)).map(|(key, _)| *key).collect();
+        for key in sent {
+            if self.rng.chance(700)
+                && let Some(Item::Land(call, _)) = self.queue.remove(&key)
+            {
+                let late = self.rng.between(S, latest);
+                self.tell(|| format!("a write of box{b} will land {} s late", late / S));
+                self.after(late, Item::Land(call, None));
+            }
+        }
+    }
+
+    /// The worst moment for a late write: just before another one to the same key.
+    pub fn hurry_rivals(&mut self, call: &Call) {
+        let of = |item: &Item| match item {
+            Item::Land(other, None) => other.ask.is_rival(&call.ask),
+            _ => false,
+        };
+        let rivals: Vec<(Time, u64)> =
+            self.queue.iter().filter(|(_, item)| of(item)).map(|(key, _)| *key).collect();
+        for key in rivals {
+            if self.rng.chance(700)
+                && let Some(item) = self.queue.remove(&key)
+            {
+                self.tell(|| "a late write lands now".into());
+                self.after(1, item);
+            }
+        }
+    }
+
     /// Runs until this moment, or until an invariant is violated.
     pub fn run_until(&mut self, end: Time) {
         while self.violation.is_none() {
@@ -344,7 +401,7 @@ impl World {
     /// When a box can go on with this item; none when it can now.
     fn waits(&self, item: &Item) -> Option<Time> {
         let (b, of_activator) = match item {
-            Item::Land(..) | Item::Restart(_) | Item::Chaos => return None,
+            Item::Land(..) | Item::Restart(_) | Item::Chaos | Item::Planned(..) => return None,
             Item::Told(call, _) => (call.b, true),
             Item::Core(b, ..)
             | Item::Sweep(b, ..)
@@ -404,6 +461,7 @@ impl World {
             Item::GivesUp(id) => self.gives_up(id),
             Item::Finishes(id) => self.finishes(id),
             Item::Chaos => self.chaos(),
+            Item::Planned(b, act) => self.planned(b, act),
             // Of an activator that is gone.
             Item::Core(..)
             | Item::Sweep(..)
