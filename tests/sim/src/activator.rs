@@ -98,10 +98,11 @@ impl World {
         let (memo, releasing) = world.disk.memory();
         let base = format!("n{}x{}", world.id, activator.life);
         let idle = Nanos(self.plan.idle);
+        let ignored = self.sabotage == Some(Sabotage::LeftoverIgnored);
         let mut seeds = Vec::new();
         for (slot, route) in &world.disk.routes {
             let here = |i: &&crate::instances::Instance| i.b == b && i.host == route.host;
-            let leftover = self.instances.values().find(here).map(|i| i.run);
+            let leftover = self.instances.values().find(here).map(|i| i.run).filter(|_| !ignored);
             let mut hosted = Hosted::new(route.host.clone());
             hosted.run = leftover;
             activator.hosts.insert(*slot, hosted);
@@ -166,11 +167,7 @@ impl World {
 
     /// Makes an entry durable; whether the rest of the step has to wait for that.
     fn journal(&mut self, b: BoxIndex, entry: Entry) -> bool {
-        let omitted =
-            self.breaks(Sabotage::ReleaseUnjournalled) && matches!(entry, Entry::Releasing { .. });
-        if !omitted {
-            self.boxes[b].disk.journal.push(entry);
-        }
+        self.boxes[b].disk.journal.push(entry);
         let fsync = self.rng.between(0, 20) * MS;
         let Some(activator) = self.boxes[b].activator.as_mut() else { return true };
         if fsync == 0 {

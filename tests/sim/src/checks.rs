@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dormouse_core::effect::RecordKey;
+use dormouse_core::effect::{Entry, RecordKey};
 use dormouse_core::ids::{Generation, Host, Run, Slot, Txid};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
 use dormouse_core::time::Wall;
@@ -34,6 +34,8 @@ pub struct Ledger {
     pub due_in: Option<Time>,
     /// Boxes whose activator has ended properly.
     pub exited: BTreeSet<BoxIndex>,
+    /// Hosts that are said to be awake and have no instance, and since when.
+    pub hollow: BTreeMap<(BoxIndex, Slot), (Run, Time)>,
     /// When it was promised to be woken.
     pub promised: BTreeMap<(BoxIndex, Host), Wall>,
 }
@@ -47,6 +49,8 @@ impl Ledger {
 
 /// A waiter's answer travels a little.
 const SLACK: Time = S;
+/// How long a death may go unnoticed; a box that stands still for a while notices later.
+const NOTICED_WITHIN: Time = 4 * S;
 
 /// Sabotage: a lease with the generation that the record has.
 #[must_use]
@@ -66,8 +70,9 @@ impl World {
         self.invariant_1_no_instance_without_a_lease();
         self.invariant_2_one_generation_runs();
         self.invariant_9_at_rest_nothing_runs();
-        if self.step.is_multiple_of(64) {
+        if self.step.is_multiple_of(8) {
             self.invariant_5_every_waiter_is_answered();
+            self.invariant_7_what_is_awake_serves();
         }
     }
 
@@ -135,7 +140,7 @@ impl World {
     /// A host record was written: generations only rise, and every acquisition raises them.
     pub fn host_record_landed(&mut self, b: BoxIndex, host: &Host, before: Option<&HostRecord>) {
         let Some(record) = self.store.hosts.get(host).cloned() else { return };
-        self.invariant_2_generations_rise(host, &record, before);
+        self.invariant_2_generations_rise(b, host, &record, before);
         if record.state == HostState::Released {
             self.invariant_4_released_only_when_gone_and_synced(b, host, &record);
         }
@@ -143,17 +148,21 @@ impl World {
 
     fn invariant_2_generations_rise(
         &mut self,
+        b: BoxIndex,
         host: &Host,
         record: &HostRecord,
         before: Option<&HostRecord>,
     ) {
         let old = before.map_or(Generation(0), |before| before.generation);
-        let same = before.is_some_and(|before| {
-            before.owner == record.owner && before.state == HostState::Owned
-        });
-        let release = record.state == HostState::Released;
-        // A release and a sealed record keep the number; whoever acquires raises it.
-        let kept = (release || same) && record.generation == old;
+        // A release keeps the number, and so does what is written over a predecessor's release so
+        // that it cannot land; whoever acquires raises it.
+        let is_its = |entry: &Entry| match entry {
+            Entry::Releasing { nonce, .. } => *nonce == record.nonce,
+            Entry::Session { .. } | Entry::Settled { .. } => false,
+        };
+        let releases = record.state == HostState::Released
+            || self.boxes[b].disk.journal.iter().any(is_its);
+        let kept = releases && record.generation == old;
         if !kept && record.generation <= old {
             let what = format!("{host} was taken with generation {}, after {old}", record.generation);
             self.violate(2, &what);
@@ -275,6 +284,31 @@ impl World {
             self.violate(5, &what);
         }
         self.requests.retain(|_, request| request.ended.is_none() || request.deadline + 90 * S > now);
+    }
+
+    fn invariant_7_what_is_awake_serves(&mut self) {
+        let mut hollow = BTreeMap::new();
+        for (b, world) in self.boxes.iter().enumerate() {
+            let Some(activator) = world.activator.as_ref().filter(|_| world.pause.is_none()) else {
+                continue;
+            };
+            for slot in activator.core.awake() {
+                let Some(view) = activator.core.host(slot) else { continue };
+                let Some(run) = view.run else { continue };
+                if self.instance(b, &view.host, run).is_none() {
+                    let known = self.ledger.hollow.get(&(b, slot)).filter(|known| known.0 == run);
+                    hollow.insert((b, slot), known.copied().unwrap_or((run, self.time)));
+                }
+            }
+        }
+        let long = hollow.iter().find(|(_, (_, since))| since + NOTICED_WITHIN < self.time);
+        let what = long.map(|((b, slot), (run, _))| {
+            format!("slot {slot} of box{b} is awake, and its run {run} died long ago")
+        });
+        self.ledger.hollow = hollow;
+        if let Some(what) = what {
+            self.violate(7, &what);
+        }
     }
 
     /// At the moment in which a request is sent to an app.

@@ -79,8 +79,11 @@ impl World {
         self.invariant_10_the_copy_is_not_older_than_durable(id);
         let slow = if trouble && self.rng.chance(300) { 40_000 } else { 400 };
         let health = self.rng.between(5, slow) * MS;
-        if trouble && self.rng.chance(200) {
-            self.after(self.time % 7 * MS + health / 2, Item::Dies(id));
+        if trouble && self.rng.chance(400) {
+            // Before it is healthy, or just after.
+            let span = if self.rng.chance(500) { health / 2 } else { health };
+            let more = self.rng.between(0, 60) * MS;
+            self.after(span + more, Item::Dies(id));
         }
         if health >= HEALTH_LIMIT {
             self.after(HEALTH_LIMIT, Item::Unhealthy(id));

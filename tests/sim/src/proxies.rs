@@ -334,7 +334,7 @@ impl World {
         let Some(request) = self.requests.get(&id).filter(|r| r.ended.is_none()) else { return };
         let (b, p, host) = (request.b, request.proxy, request.host.clone());
         let Some(proxy) = self.boxes[b].proxies.get(&p) else { return };
-        if !proxy.waiters.contains(&id) {
+        if proxy.is_serving(id) || self.breaks(Sabotage::WaiterForgotten) {
             return;
         }
         self.unlist(b, p, id);

@@ -23,8 +23,8 @@ pub enum Sabotage {
     ReleaseUnproven,
     /// A final sync with an unknown upload says clean.
     SaveUnknown,
-    /// A release is sent without its journal entry.
-    ReleaseUnjournalled,
+    /// What an earlier activator left running is not looked for.
+    LeftoverIgnored,
     /// A proxy drops a waiter when it is refused.
     WaiterForgotten,
     /// Posts of proxies never arrive.
@@ -57,7 +57,7 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 20] = [
     (Sabotage::SpoolUnsynced, "spool-unsynced", &[3, 10]),
     (Sabotage::ReleaseUnproven, "release-unproven", &[4]),
     (Sabotage::SaveUnknown, "save-unknown", &[4]),
-    (Sabotage::ReleaseUnjournalled, "release-unjournalled", &[1, 4]),
+    (Sabotage::LeftoverIgnored, "leftover-ignored", &[2, 9]),
     (Sabotage::WaiterForgotten, "waiter-forgotten", &[5]),
     (Sabotage::PostsDropped, "posts-dropped", &[7]),
     (Sabotage::DueForgotten, "due-forgotten", &[7]),

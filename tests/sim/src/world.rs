@@ -430,6 +430,10 @@ impl World {
     }
 
     fn happen(&mut self, item: Item) {
+        for world in &mut self.boxes {
+            // What waited for its end happens first.
+            world.pause = world.pause.filter(|pause| pause.until + S > self.time);
+        }
         if let Some(until) = self.waits(&item) {
             return self.at(until, item);
         }
