@@ -167,6 +167,9 @@ impl World {
 
     /// Makes an entry durable; whether the rest of the step has to wait for that.
     fn journal(&mut self, b: BoxIndex, entry: Entry) -> bool {
+        if let Entry::Releasing { nonce, .. } = &entry {
+            self.ledger.releases.insert(nonce.clone());
+        }
         self.boxes[b].disk.journal.push(entry);
         let fsync = self.rng.between(0, 20) * MS;
         let Some(activator) = self.boxes[b].activator.as_mut() else { return true };

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dormouse_core::effect::{Entry, RecordKey};
-use dormouse_core::ids::{Generation, Host, Run, Slot, Txid};
+use dormouse_core::effect::RecordKey;
+use dormouse_core::ids::{Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
 use dormouse_core::time::Wall;
 
@@ -26,6 +26,8 @@ pub struct Ledger {
     pub lost: BTreeSet<Write>,
     /// Boxes that were told to put everything to sleep and go.
     pub leaving: BTreeSet<BoxIndex>,
+    /// Nonces of releases, as they were journalled.
+    pub releases: BTreeSet<Nonce>,
     /// How often what happened.
     pub counts: BTreeMap<&'static str, u64>,
     /// The end: who exits stays away.
@@ -140,7 +142,7 @@ impl World {
     /// A host record was written: generations only rise, and every acquisition raises them.
     pub fn host_record_landed(&mut self, b: BoxIndex, host: &Host, before: Option<&HostRecord>) {
         let Some(record) = self.store.hosts.get(host).cloned() else { return };
-        self.invariant_2_generations_rise(b, host, &record, before);
+        self.invariant_2_generations_rise(host, &record, before);
         if record.state == HostState::Released {
             self.invariant_4_released_only_when_gone_and_synced(b, host, &record);
         }
@@ -148,7 +150,6 @@ impl World {
 
     fn invariant_2_generations_rise(
         &mut self,
-        b: BoxIndex,
         host: &Host,
         record: &HostRecord,
         before: Option<&HostRecord>,
@@ -156,12 +157,8 @@ impl World {
         let old = before.map_or(Generation(0), |before| before.generation);
         // A release keeps the number, and so does what is written over a predecessor's release so
         // that it cannot land; whoever acquires raises it.
-        let is_its = |entry: &Entry| match entry {
-            Entry::Releasing { nonce, .. } => *nonce == record.nonce,
-            Entry::Session { .. } | Entry::Settled { .. } => false,
-        };
         let releases = record.state == HostState::Released
-            || self.boxes[b].disk.journal.iter().any(is_its);
+            || self.ledger.releases.contains(&record.nonce);
         let kept = releases && record.generation == old;
         if !kept && record.generation <= old {
             let what = format!("{host} was taken with generation {}, after {old}", record.generation);
