@@ -10,10 +10,11 @@ use dormouse_core::{Core, Identity, Settings};
 use dormouse_link::RunNumber;
 
 use crate::clock::{MS, S, Time};
-use crate::copies::Hosted;
+use crate::copies::{Hosted, Task};
 use crate::network::{Ask, To};
-use crate::proxies::{Heard, Table};
+use crate::proxies::Heard;
 use crate::sabotage::Sabotage;
+use crate::tables::Table;
 use crate::world::{BoxIndex, Item, Life, World};
 
 /// One process of the activator.
@@ -38,6 +39,8 @@ pub struct Activator {
     stamp: u64,
 }
 
+/// Slots of a table.
+const SLOTS: u32 = 64;
 /// How long a new activator waits for its proxies.
 const PROXIES_PATIENCE: Time = 5 * S;
 
@@ -249,16 +252,26 @@ impl World {
                     self.ask(b, Ask::List(host), To::Core(ticket));
                 }
             }
-            copy @ (Effect::Inspect(..)
-            | Effect::Restore { .. }
-            | Effect::PutFence(..)
-            | Effect::Apply(..)
-            | Effect::PutImage(..)
-            | Effect::Adopt(..)
-            | Effect::OpenReplica { .. }
-            | Effect::Attach(..)
-            | Effect::Abandon(_)
-            | Effect::Save(..)) => self.on_copy(b, copy),
+            Effect::Inspect(ticket, slot) => self.inspect(b, ticket, slot),
+            Effect::Restore { ticket, slot, set_aside } => {
+                self.task(b, slot, Task::Restore(ticket, set_aside));
+            }
+            Effect::PutFence(ticket, slot, txid, nonce) => {
+                self.task(b, slot, Task::Fence(ticket, nonce, txid));
+            }
+            Effect::Apply(ticket, slot, txid) => self.task(b, slot, Task::Apply(ticket, txid)),
+            Effect::PutImage(ticket, slot, txid, nonce) => {
+                self.task(b, slot, Task::Image(ticket, nonce, txid));
+            }
+            Effect::Adopt(ticket, slot, generation, tip) => {
+                self.task(b, slot, Task::Adopt(ticket, generation, tip));
+            }
+            Effect::OpenReplica { ticket, slot, generation, base } => {
+                self.task(b, slot, Task::Open(ticket, generation, base));
+            }
+            Effect::Attach(ticket, slot) => self.task(b, slot, Task::Attach(ticket)),
+            Effect::Abandon(slot) => self.task(b, slot, Task::Abandon),
+            Effect::Save(ticket, slot) => self.save(b, ticket, slot),
             Effect::Spawn(ticket, slot) => self.spawn(b, ticket, slot),
             Effect::Publish(slot, word) => self.publish(b, slot, link_word(word)),
             Effect::TryStop(ticket, slot, run) => {
@@ -268,11 +281,7 @@ impl World {
             }
             Effect::Refuse(slot, _) => self.refuse(b, slot),
             Effect::AskDue(ticket, slot) => self.ask_due(b, ticket, slot),
-            Effect::RecordDue(slot, due) => {
-                if let Some(route) = self.boxes[b].disk.routes.get_mut(&slot) {
-                    route.due = due;
-                }
-            }
+            Effect::RecordDue(slot, due) => self.boxes[b].disk.record_due(slot, due),
             Effect::Terminate(ticket, slot) => self.end_instance(b, ticket, slot, false),
             Effect::Kill(ticket, slot) => self.end_instance(b, ticket, slot, true),
             Effect::Freeze(ticket, _) | Effect::Thaw(ticket, _) => {
@@ -280,11 +289,7 @@ impl World {
             }
             Effect::Deadline(deadline) => self.set_deadline(b, deadline),
             Effect::Retired(slot) => self.retired(b, slot),
-            Effect::TakeoverEnded(target, end) => {
-                if let Some(activator) = self.boxes[b].activator.as_mut() {
-                    activator.takeovers.push((target, end));
-                }
-            }
+            Effect::TakeoverEnded(target, end) => self.takeover_ended(b, target, end),
             Effect::Exit => self.exit(b),
         }
     }
@@ -351,9 +356,9 @@ impl World {
             return false;
         }
         let Some(table) = world.tables.get_mut(&activator.life) else { return false };
-        let free = (0..).map(Slot).find(|slot| {
-            !world.disk.routes.contains_key(slot) && !table.holds(*slot)
-        });
+        let free = (0..SLOTS)
+            .map(Slot)
+            .find(|slot| !world.disk.routes.contains_key(slot) && !table.holds(*slot));
         let Some(slot) = free else { return false };
         table.make(slot);
         let route = crate::disk::Route { host: host.clone(), due: None };
@@ -361,11 +366,23 @@ impl World {
         activator.hosts.insert(slot, Hosted::new(host.clone()));
         let policy = Policy { idle: Nanos(self.plan.idle), frozen: None, asks_due: true };
         let host = host.clone();
-        let seed =
-            HostSeed { slot, host: host.clone(), policy, due: None, leftover: None, releasing: None };
+        let seed = HostSeed {
+            slot,
+            host: host.clone(),
+            policy,
+            due: None,
+            leftover: None,
+            releasing: None,
+        };
         self.tell_proxies(b, &Heard::Route(slot, host));
         self.core_event(b, Event::Added(seed));
         true
+    }
+
+    fn takeover_ended(&mut self, b: BoxIndex, target: BoxName, end: TakeoverEnd) {
+        if let Some(activator) = self.boxes[b].activator.as_mut() {
+            activator.takeovers.push((target, end));
+        }
     }
 
     fn exit(&mut self, b: BoxIndex) {
@@ -399,10 +416,10 @@ const fn link_word(word: Word) -> dormouse_link::Word {
 
 /// An effect without the bytes of records.
 fn brief(effect: &Effect) -> String {
-    match effect {
-        Effect::Put(ticket, key, _, expect) => format!("Put({ticket:?}, {key:?}, {expect:?})"),
-        other => format!("{other:?}"),
-    }
-    .replace("Ticket { subject: ", "")
-    .replace("attempt: Attempt", "")
+    let text = if let Effect::Put(ticket, key, _, expect) = effect {
+        format!("Put({ticket:?}, {key:?}, {expect:?})")
+    } else {
+        format!("{effect:?}")
+    };
+    text.replace("Ticket { subject: ", "").replace("attempt: Attempt", "")
 }

@@ -55,7 +55,9 @@ impl World {
         }
     }
 
-    fn session_word(&self, b: BoxIndex) -> &'static str {
+    /// A box's session, as its core says.
+    #[must_use]
+    pub fn session_word(&self, b: BoxIndex) -> &'static str {
         let now = self.boxes[b].clock.now(self.time);
         self.boxes[b].activator.as_ref().map_or("none", |a| a.core.session(now).0)
     }
@@ -96,12 +98,16 @@ impl World {
         owner.unwrap_or(any)
     }
 
-    fn state_of(&self, b: BoxIndex, host: &Host) -> &'static str {
+    /// A host's state on a box, as its core says.
+    #[must_use]
+    pub fn state_of(&self, b: BoxIndex, host: &Host) -> &'static str {
         let Some(activator) = &self.boxes[b].activator else { return "none" };
         activator.core.hosts().find(|view| view.host == *host).map_or("none", |view| view.state)
     }
 
-    fn is_served(&self, b: BoxIndex, host: &Host) -> bool {
+    /// Whether it is awake, and healthy.
+    #[must_use]
+    pub fn is_served(&self, b: BoxIndex, host: &Host) -> bool {
         let healthy = |i: &crate::instances::Instance| i.b == b && i.host == *host && i.healthy;
         self.state_of(b, host) == "awake" && self.instances.values().any(healthy)
     }
@@ -122,19 +128,21 @@ impl World {
                     .iter()
                     .filter_map(|b| b.activator.as_ref()?.core.hosts().find(|v| v.host == *host))
                     .collect();
-                return self.violate(7, &format!("{host} was requested and is not awake: {views:?}"));
+                return self
+                    .violate(7, &format!("{host} was requested and is not awake: {views:?}"));
             }
             self.run_until(self.time + 2 * S);
         }
     }
 
     fn invariant_7_idle_hosts_sleep(&mut self) {
-        let rests = |world: &Self| {
-            world.instances.is_empty()
-                && world.boxes.iter().filter_map(|b| b.activator.as_ref()).all(|a| {
-                    a.core.hosts().all(|view| matches!(view.state, "asleep" | "backoff"))
-                })
-        };
+        let rests =
+            |world: &Self| {
+                world.instances.is_empty()
+                    && world.boxes.iter().filter_map(|b| b.activator.as_ref()).all(|a| {
+                        a.core.hosts().all(|view| matches!(view.state, "asleep" | "backoff"))
+                    })
+            };
         let within = self.plan.idle * 5 / 4 + ASLEEP_WITHIN;
         if !self.run_while(within, rests) {
             let states: Vec<_> = self

@@ -6,8 +6,8 @@ use dormouse_core::ids::{BoxId, Slot};
 use crate::clock::{MS, S, Time};
 use crate::disk::Disk;
 use crate::instances::InstanceId;
-use crate::proxies::ProxyId;
 use crate::network::LATEST;
+use crate::proxies::ProxyId;
 use crate::world::{Act, BoxIndex, Item, Pause, World, host};
 
 impl World {

@@ -104,9 +104,10 @@ impl World {
     }
 
     fn invariant_1_no_instance_without_a_lease(&mut self) {
-        let bare = self.instances.iter().find(|(id, instance)| {
-            !self.boxes[instance.b].overthrown && !self.holds(**id)
-        });
+        let bare = self
+            .instances
+            .iter()
+            .find(|(id, instance)| !self.boxes[instance.b].overthrown && !self.holds(**id));
         if let Some((_, instance)) = bare {
             let what = format!(
                 "{} runs on box{} under generation {}, which the box does not hold: {:?}",
@@ -157,11 +158,12 @@ impl World {
         let old = before.map_or(Generation(0), |before| before.generation);
         // A release keeps the number, and so does what is written over a predecessor's release so
         // that it cannot land; whoever acquires raises it.
-        let releases = record.state == HostState::Released
-            || self.ledger.releases.contains(&record.nonce);
+        let releases =
+            record.state == HostState::Released || self.ledger.releases.contains(&record.nonce);
         let kept = releases && record.generation == old;
         if !kept && record.generation <= old {
-            let what = format!("{host} was taken with generation {}, after {old}", record.generation);
+            let what =
+                format!("{host} was taken with generation {}, after {old}", record.generation);
             self.violate(2, &what);
         }
     }
@@ -174,9 +176,7 @@ impl World {
             let over = before.ended || before.fenced_by.is_some();
             let goes_on = !record.ended && record.fenced_by.is_none();
             let renewed = record.epoch == before.epoch && goes_on;
-            if record.epoch < before.epoch
-                || renewed && (over || record.id != before.id)
-            {
+            if record.epoch < before.epoch || renewed && (over || record.id != before.id) {
                 let what = format!("box{b} wrote epoch {} of {name} over {before:?}", record.epoch);
                 self.violate(2, &what);
             }
@@ -270,17 +270,15 @@ impl World {
             let world = &self.boxes[request.b];
             let serving = world.proxies.get(&request.proxy).is_some_and(|p| p.is_serving(**id));
             let stood_still = world.pause.is_some_and(|pause| pause.until + SLACK > now);
-            request.ended.is_none()
-                && now > request.deadline + SLACK
-                && !(serving || stood_still)
+            request.ended.is_none() && now > request.deadline + SLACK && !(serving || stood_still)
         });
-        let late = late.map(|(id, r)| {
-            format!("request {id} for {} on box{} was never answered", r.host, r.b)
-        });
+        let late = late
+            .map(|(id, r)| format!("request {id} for {} on box{} was never answered", r.host, r.b));
         if let Some(what) = late {
             self.violate(5, &what);
         }
-        self.requests.retain(|_, request| request.ended.is_none() || request.deadline + 90 * S > now);
+        self.requests
+            .retain(|_, request| request.ended.is_none() || request.deadline + 90 * S > now);
     }
 
     fn invariant_7_what_is_awake_serves(&mut self) {

@@ -49,11 +49,7 @@ impl BoxClock {
     pub fn now(&self, time: Time) -> Now {
         let boot = self.run(time);
         let wall = EPOCH_MS + boot / MS + self.wall_shift_ms - NO_SHIFT_MS;
-        Now {
-            mono: Mono(boot.saturating_sub(self.suspended)),
-            boot: Boot(boot),
-            wall: Wall(wall),
-        }
+        Now { mono: Mono(boot.saturating_sub(self.suspended)), boot: Boot(boot), wall: Wall(wall) }
     }
 
     /// The box was suspended for this long: MONOTONIC did not see it.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use dormouse_core::effect::{Base, Effect};
+use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{ETag, Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::position::RemoteTip;
@@ -99,32 +99,16 @@ impl Hosted {
 }
 
 impl World {
-    /// An effect on a copy.
-    pub fn on_copy(&mut self, b: BoxIndex, effect: Effect) {
-        let (slot, task) = match effect {
-            Effect::Inspect(ticket, slot) => return self.inspect(b, ticket, slot),
-            Effect::Save(ticket, slot) => return self.save(b, ticket, slot),
-            Effect::Restore { ticket, slot, set_aside } => (slot, Task::Restore(ticket, set_aside)),
-            Effect::PutFence(ticket, slot, txid, nonce) => (slot, Task::Fence(ticket, nonce, txid)),
-            Effect::Apply(ticket, slot, txid) => (slot, Task::Apply(ticket, txid)),
-            Effect::PutImage(ticket, slot, txid, nonce) => (slot, Task::Image(ticket, nonce, txid)),
-            Effect::Adopt(ticket, slot, generation, tip) => {
-                (slot, Task::Adopt(ticket, generation, tip))
-            }
-            Effect::OpenReplica { ticket, slot, generation, base } => {
-                (slot, Task::Open(ticket, generation, base))
-            }
-            Effect::Attach(ticket, slot) => (slot, Task::Attach(ticket)),
-            Effect::Abandon(slot) => (slot, Task::Abandon),
-            _ => return,
-        };
+    /// A task on a copy; it begins when those before it have ended.
+    pub fn task(&mut self, b: BoxIndex, slot: Slot, task: Task) {
         if let Some(hosted) = self.hosted(b, slot) {
             hosted.tasks.push_back(task);
             self.next_task(b, slot);
         }
     }
 
-    fn inspect(&mut self, b: BoxIndex, ticket: Ticket, slot: Slot) {
+    /// `Effect::Inspect`.
+    pub fn inspect(&mut self, b: BoxIndex, ticket: Ticket, slot: Slot) {
         let Some(host) = self.host_at(b, slot) else { return };
         let mut seen = self.boxes[b].disk.inspect(&host);
         if self.breaks(Sabotage::WarmCacheTrusted)
@@ -234,13 +218,7 @@ impl World {
     }
 
     /// One more file was read.
-    pub fn applied(
-        &mut self,
-        b: BoxIndex,
-        slot: Slot,
-        ticket: Ticket,
-        one: Option<(File, ETag)>,
-    ) {
+    pub fn applied(&mut self, b: BoxIndex, slot: Slot, ticket: Ticket, one: Option<(File, ETag)>) {
         let answer = match (one, self.hosted(b, slot)) {
             (Some((file, etag)), Some(hosted)) => {
                 // Over nothing at all, the file that met the fence is the first one.
@@ -261,7 +239,8 @@ impl World {
 
     fn make_fence(&mut self, b: BoxIndex, slot: Slot, ticket: Ticket, nonce: Nonce, txid: Txid) {
         if self.breaks(Sabotage::FenceOmitted) {
-            let tip = self.hosted(b, slot).and_then(|h| h.unfinished.as_ref().map(|u| u.tip.clone()));
+            let tip =
+                self.hosted(b, slot).and_then(|h| h.unfinished.as_ref().map(|u| u.tip.clone()));
             if let Some(tip) = tip {
                 let done = Answer::Uploaded(Uploaded::Done(tip));
                 return self.task_ends(b, slot, ticket, done);

@@ -151,6 +151,13 @@ impl Disk {
         });
     }
 
+    /// Keeps a due time in the registry.
+    pub fn record_due(&mut self, slot: Slot, due: Option<Wall>) {
+        if let Some(route) = self.routes.get_mut(&slot) {
+            route.due = due;
+        }
+    }
+
     /// A run number that was never given out here.
     pub const fn next_run(&mut self) -> Run {
         self.runs += 1;

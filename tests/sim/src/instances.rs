@@ -77,8 +77,8 @@ impl World {
         }
         self.invariant_1_no_start_without_a_lease(id);
         self.invariant_10_the_copy_is_not_older_than_durable(id);
-        let slow = if trouble && self.rng.chance(300) { 40_000 } else { 400 };
-        let health = self.rng.between(5, slow) * MS;
+        let most = if trouble && self.rng.chance(300) { 40_000 } else { 400 };
+        let health = self.rng.between(5, most) * MS;
         if trouble && self.rng.chance(400) {
             // Before it is healthy, or just after.
             let span = if self.rng.chance(500) { health / 2 } else { health };

@@ -19,6 +19,7 @@ pub mod rng;
 pub mod sabotage;
 pub mod store;
 pub mod story;
+pub mod tables;
 pub mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -109,7 +109,8 @@ impl Ask {
     }
 
     /// What stands for an answer that never came.
-    fn unanswered(&self) -> Told {
+    #[must_use]
+    pub fn unanswered(&self) -> Told {
         let problem = StoreProblem::Unreachable("no answer".into());
         match self {
             Self::Get(_) => Told::Got(Got::Failed(problem)),
@@ -126,15 +127,11 @@ impl Ask {
     fn undone(&self, conflict: bool) -> Told {
         match self {
             Self::Put(..) if conflict => Told::Wrote(Wrote::Conflict),
-            Self::Put(..) => {
-                Told::Wrote(Wrote::Failed(StoreProblem::Broken("status 500".into())))
-            }
+            Self::Put(..) => Told::Wrote(Wrote::Failed(StoreProblem::Broken("status 500".into()))),
             Self::PutFile(..) => Told::Put(PutAnswer::Again),
-            Self::Get(_)
-            | Self::List(_)
-            | Self::Read(_)
-            | Self::ReadOne(..)
-            | Self::Head(..) => self.unanswered(),
+            Self::Get(_) | Self::List(_) | Self::Read(_) | Self::ReadOne(..) | Self::Head(..) => {
+                self.unanswered()
+            }
         }
     }
 }
@@ -224,13 +221,7 @@ impl World {
         }
     }
 
-    fn land_record(
-        &mut self,
-        b: BoxIndex,
-        key: &RecordKey,
-        body: &[u8],
-        expect: &Expect,
-    ) -> Wrote {
+    fn land_record(&mut self, b: BoxIndex, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
         let before = match key {
             RecordKey::Host(host) => (self.store.hosts.get(host).cloned(), None),
             RecordKey::Session(name) => (None, self.store.sessions.get(&name.0).cloned()),
@@ -287,11 +278,7 @@ impl World {
                 Told::Standing(standing) => {
                     self.upload(b, slot, replica, UploadInput::Compared(standing));
                 }
-                Told::Got(_)
-                | Told::Wrote(_)
-                | Told::Listed(_)
-                | Told::Read(_)
-                | Told::One(_) => {}
+                Told::Got(_) | Told::Wrote(_) | Told::Listed(_) | Told::Read(_) | Told::One(_) => {}
             },
         }
     }

@@ -1,12 +1,11 @@
 //! Proxies and their clients: waiters, counts, posts, over the real steps of the wake table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicU64;
 
 use dormouse_core::event::{Cause, Event};
 use dormouse_core::ids::{Host, Run, Slot};
 use dormouse_link::protocol::{self, Entry, Request as Asked};
-use dormouse_link::{Counters, NotStopped, OwnWord, ReadWord, RunNumber, Word};
+use dormouse_link::{Counters, Word};
 
 use crate::clock::{MS, S, Time};
 use crate::sabotage::Sabotage;
@@ -41,80 +40,6 @@ pub enum Said {
     TableAck,
     /// Nothing of the slot's former host is in flight.
     UnrouteAck(Slot),
-}
-
-/// A wake table, with an area a proxy.
-#[derive(Debug)]
-pub struct Table {
-    words: BTreeMap<Slot, AtomicU64>,
-    areas: BTreeMap<ProxyId, BTreeMap<Slot, Counters>>,
-    acknowledged: BTreeSet<ProxyId>,
-    leaving: BTreeMap<Slot, BTreeSet<ProxyId>>,
-    merged: BTreeMap<Slot, u64>,
-}
-
-impl Table {
-    /// Everything asleep.
-    #[must_use]
-    pub fn new(slots: &[Slot]) -> Self {
-        Self {
-            words: slots.iter().map(|slot| (*slot, AtomicU64::new(0))).collect(),
-            areas: BTreeMap::new(),
-            acknowledged: BTreeSet::new(),
-            leaving: BTreeMap::new(),
-            merged: BTreeMap::new(),
-        }
-    }
-
-    /// One more slot.
-    pub fn make(&mut self, slot: Slot) {
-        self.words.entry(slot).or_default();
-        for area in self.areas.values_mut() {
-            area.entry(slot).or_default();
-        }
-    }
-
-    /// A removed host's slot is held until these proxies have let go of it.
-    pub fn leave(&mut self, slot: Slot, proxies: &[ProxyId]) {
-        self.merged.remove(&slot);
-        if !proxies.is_empty() {
-            self.leaving.insert(slot, proxies.iter().copied().collect());
-        }
-    }
-
-    /// Whether the slot must not be given away yet.
-    #[must_use]
-    pub fn holds(&self, slot: Slot) -> bool {
-        self.leaving.contains_key(&slot)
-    }
-
-    fn let_go(&mut self, proxy: ProxyId, slot: Option<Slot>) {
-        for (held, waiting) in &mut self.leaving {
-            if slot.is_none_or(|slot| slot == *held) {
-                waiting.remove(&proxy);
-            }
-        }
-        self.leaving.retain(|_, waiting| !waiting.is_empty());
-    }
-
-    /// In flight, and last activity by MONOTONIC.
-    #[must_use]
-    pub fn activity(&self, slot: Slot) -> (u64, u64) {
-        let merged = self.merged.get(&slot).copied().unwrap_or(0);
-        self.areas.values().filter_map(|area| area.get(&slot)).fold((0, merged), |sum, area| {
-            let last = area.last_payload_ns().max(area.last_out_ns());
-            (sum.0 + u64::from(area.inflight()), sum.1.max(last))
-        })
-    }
-
-    fn counters(&self, slot: Slot) -> impl Iterator<Item = &Counters> {
-        self.areas.values().filter_map(move |area| area.get(&slot))
-    }
-
-    fn parts(&self, proxy: ProxyId, slot: Slot) -> Option<(ReadWord<'_>, &Counters)> {
-        let word = self.words.get(&slot)?;
-        Some((ReadWord::over(word), self.areas.get(&proxy)?.get(&slot)?))
-    }
 }
 
 /// One proxy process, with one loop.
@@ -213,8 +138,7 @@ impl World {
         let id = self.number();
         let deadline = self.time + WAIT;
         let host = host.clone();
-        let request =
-            Request { b, proxy, host, deadline, writes, ended: None, avoid: None };
+        let request = Request { b, proxy, host, deadline, writes, ended: None, avoid: None };
         self.requests.insert(id, request);
         self.after(WAIT, Item::GivesUp(id));
         self.after(0, Item::Arrives(id));
@@ -265,8 +189,7 @@ impl World {
     /// Counted in: it goes to the run that the word names.
     fn forward(&mut self, id: RequestId, slot: Slot, named: Run) {
         let Some(request) = self.requests.get(&id) else { return };
-        let (b, p, host, writes) =
-            (request.b, request.proxy, request.host.clone(), request.writes);
+        let (b, p, host, writes) = (request.b, request.proxy, request.host.clone(), request.writes);
         let pooled = self.boxes[b].proxies.get(&p).and_then(|x| x.last_run.get(&host).copied());
         let run = match pooled {
             Some(earlier) if self.breaks(Sabotage::OldRunServed) => earlier,
@@ -541,59 +464,6 @@ impl World {
                     self.boot(b);
                 }
             }
-        }
-    }
-
-    /// Whether every live proxy counts in this table.
-    fn is_settled(&self, b: BoxIndex, life: Life) -> bool {
-        let world = &self.boxes[b];
-        let table = world.tables.get(&life);
-        world.proxies.keys().all(|id| table.is_some_and(|t| t.acknowledged.contains(id)))
-    }
-
-    /// Bits cleared, word published, proxies told.
-    pub fn publish(&mut self, b: BoxIndex, slot: Slot, to: Word) {
-        self.resolve(b, slot, Some(to));
-        self.tell_proxies(b, &Heard::Notify(slot));
-    }
-
-    /// Sends all waiters of a slot away.
-    pub fn refuse(&mut self, b: BoxIndex, slot: Slot) {
-        self.resolve(b, slot, None);
-        self.tell_proxies(b, &Heard::Refused(slot));
-    }
-
-    fn resolve(&self, b: BoxIndex, slot: Slot, to: Option<Word>) {
-        let Some(life) = self.boxes[b].activator.as_ref().map(|a| a.life) else { return };
-        let Some(table) = self.boxes[b].tables.get(&life) else { return };
-        let Some(word) = table.words.get(&slot).map(OwnWord::over) else { return };
-        let now = word.load();
-        let to = to.unwrap_or(match now {
-            Word::Waking => Word::Asleep,
-            other @ (Word::Asleep
-            | Word::Awake { .. }
-            | Word::Stopping { .. }
-            | Word::Refusing { .. }) => other,
-        });
-        let met = protocol::resolve(word, table.counters(slot), now, to);
-        debug_assert!(met.is_ok(), "invariant 8: somebody else wrote a word");
-    }
-
-    /// The idle stop.
-    pub fn try_stop(&mut self, b: BoxIndex, slot: Slot, run: RunNumber) -> bool {
-        let Some(life) = self.boxes[b].activator.as_ref().map(|a| a.life) else { return false };
-        if !self.is_settled(b, life) {
-            return false;
-        }
-        let Some(table) = self.boxes[b].tables.get(&life) else { return false };
-        let Some(word) = table.words.get(&slot).map(OwnWord::over) else { return false };
-        match protocol::try_stop(word, run, table.counters(slot)) {
-            Ok(()) => true,
-            Err(NotStopped::InFlight(_)) => {
-                self.publish(b, slot, Word::Awake { run });
-                false
-            }
-            Err(NotStopped::Changed(_)) => false,
         }
     }
 }

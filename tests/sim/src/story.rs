@@ -36,7 +36,7 @@ impl Story {
     }
 
     /// One more line.
-    pub fn add(&mut self, step: u64, time: Time, line: String) {
+    pub fn add(&mut self, step: u64, time: Time, line: &str) {
         let (seconds, millis) = (time / S, time % S / MS);
         self.lines.push_back(format!("{step:>6} {seconds:>4}.{millis:03}s {line}"));
         if let Told::Last(most) = self.told

@@ -13,11 +13,12 @@ use crate::copies::Task;
 use crate::disk::Disk;
 use crate::instances::{Instance, InstanceId};
 use crate::network::{Call, Told};
-use crate::proxies::{Heard, Proxy, ProxyId, Request, RequestId, Said, Table};
+use crate::proxies::{Heard, Proxy, ProxyId, Request, RequestId, Said};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use crate::store::{Store, Tags};
 use crate::story::Story;
+use crate::tables::Table;
 
 /// Index of a box.
 pub type BoxIndex = usize;
@@ -312,26 +313,44 @@ impl World {
 
     /// What a box has sent and the store has not carried out comes late, by chance.
     pub fn delay_writes(&mut self, b: BoxIndex, latest: Time) {
-        let of = |item: &Item| matches!(item, Item::Land(call, _) if call.b == b && call.ask.writes());
-        let sent: Vec<(Time, u64)> =
-            self.queue.iter().filter(|(_, item)| of(item)).map(|(key, _)| *key).collect();
-        for key in sent {
-            if self.rng.chance(700)
-                && let Some(Item::Land(call, _)) = self.queue.remove(&key)
-            {
+        for key in self.sent_writes(b) {
+            if self.rng.chance(700) {
                 let late = self.rng.between(S, latest);
-                self.tell(|| format!("a write of box{b} will land {} s late", late / S));
-                self.after(late, Item::Land(call, None));
+                self.delay(key, late);
             }
+        }
+    }
+
+    /// All that a box has sent and the store has not carried out comes this late; how many.
+    pub fn hold_writes(&mut self, b: BoxIndex, late: Time) -> usize {
+        let sent = self.sent_writes(b);
+        for key in &sent {
+            self.delay(*key, late);
+        }
+        sent.len()
+    }
+
+    fn sent_writes(&self, b: BoxIndex) -> Vec<(Time, u64)> {
+        let of =
+            |item: &Item| matches!(item, Item::Land(call, _) if call.b == b && call.ask.writes());
+        self.queue.iter().filter(|(_, item)| of(item)).map(|(key, _)| *key).collect()
+    }
+
+    /// The request lands late, and its answer never comes: its sender sees a time-out.
+    fn delay(&mut self, key: (Time, u64), late: Time) {
+        if let Some(Item::Land(call, _)) = self.queue.remove(&key) {
+            let b = call.b;
+            self.tell(|| format!("a write of box{b} will land {} s late", late / S));
+            let told = call.ask.unanswered();
+            self.after(late, Item::Land(call.clone(), None));
+            self.after(crate::network::TIMEOUT, Item::Told(call, told));
         }
     }
 
     /// The worst moment for a late write: just before another one to the same key.
     pub fn hurry_rivals(&mut self, call: &Call) {
-        let of = |item: &Item| match item {
-            Item::Land(other, None) => other.ask.is_rival(&call.ask),
-            _ => false,
-        };
+        let of =
+            |item: &Item| matches!(item, Item::Land(other, None) if other.ask.is_rival(&call.ask));
         let rivals: Vec<(Time, u64)> =
             self.queue.iter().filter(|(_, item)| of(item)).map(|(key, _)| *key).collect();
         for key in rivals {
@@ -388,7 +407,7 @@ impl World {
     /// One line of the story.
     pub fn tell(&mut self, line: impl FnOnce() -> String) {
         if self.story.is_told() {
-            self.story.add(self.step, self.time, line());
+            self.story.add(self.step, self.time, &line());
         }
     }
 
@@ -420,10 +439,10 @@ impl World {
             }
         };
         let pause = self.boxes[b].pause.filter(|pause| pause.whole || of_activator);
-        let busy = match item {
-            Item::Begin(..) => None,
-            _ if of_activator => self.boxes[b].activator.as_ref().and_then(|a| a.busy_until),
-            _ => None,
+        let busy = if of_activator && !matches!(item, Item::Begin(..)) {
+            self.boxes[b].activator.as_ref().and_then(|a| a.busy_until)
+        } else {
+            None
         };
         let until = pause.map(|pause| pause.until).max(busy);
         until.filter(|until| *until > self.time)
