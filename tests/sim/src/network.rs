@@ -96,6 +96,12 @@ impl Ask {
         }
     }
 
+    /// Whether it writes an L0 file.
+    #[must_use]
+    pub const fn is_file(&self) -> bool {
+        matches!(self, Self::PutFile(..))
+    }
+
     /// Whether it writes what `other` writes.
     #[must_use]
     pub fn is_rival(&self, other: &Self) -> bool {

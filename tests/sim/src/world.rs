@@ -330,6 +330,25 @@ impl World {
         sent.len()
     }
 
+    /// Whether a file of this box, whose answer will come, is on its way.
+    #[must_use]
+    pub fn is_sending_file(&self, b: BoxIndex) -> bool {
+        let of = |item: &Item| matches!(item, Item::Land(call, Some(_)) if call.b == b && call.ask.is_file());
+        self.queue.values().any(of)
+    }
+
+    /// Whatever of a box is late lands now.
+    pub fn land_late_writes(&mut self, b: BoxIndex) {
+        let late = |item: &Item| matches!(item, Item::Land(call, None) if call.b == b);
+        let keys: Vec<(Time, u64)> =
+            self.queue.iter().filter(|(_, item)| late(item)).map(|(key, _)| *key).collect();
+        for key in keys {
+            if let Some(item) = self.queue.remove(&key) {
+                self.after(0, item);
+            }
+        }
+    }
+
     fn sent_writes(&self, b: BoxIndex) -> Vec<(Time, u64)> {
         let of =
             |item: &Item| matches!(item, Item::Land(call, _) if call.b == b && call.ask.writes());

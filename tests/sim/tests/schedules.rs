@@ -63,6 +63,32 @@ fn hold_next_write(world: &mut World, b: BoxIndex, late: u64) {
     panic!("no write was sent: {}", story(world));
 }
 
+fn file_is_sent(world: &mut World, b: BoxIndex) {
+    for _ in 0..40_000 {
+        world.run_until(world.time + S / 1000);
+        if world.is_sending_file(b) {
+            return;
+        }
+    }
+    panic!("no file was sent: {}", story(world));
+}
+
+/// When a file of this box is on its way, everything late of the other lands before it.
+fn late_writes_land_before_the_next_file(world: &mut World, late: BoxIndex, b: BoxIndex) {
+    file_is_sent(world, b);
+    world.land_late_writes(late);
+}
+
+/// A file is sent, and arrives when the script says so.
+fn hold_next_file(world: &mut World, b: BoxIndex) {
+    file_is_sent(world, b);
+    world.hold_writes(b, 5000 * S);
+}
+
+fn count(world: &World, what: &str) -> u64 {
+    world.ledger.counts.get(what).copied().unwrap_or(0)
+}
+
 fn state_comes(world: &mut World, b: BoxIndex, state: &str) {
     let came = world.run_while(60 * S, |w| w.state_of(b, &the_host()) == state);
     assert!(came, "{state} never came: {}", story(world));
@@ -130,17 +156,17 @@ fn restart_before_the_fence(sabotage: Option<Sabotage>) -> World {
     let mut world = world(2, sabotage);
     write(&mut world, 0);
     world.request(0, &the_host(), true);
-    hold_next_write(&mut world, 0, 70 * S);
+    hold_next_file(&mut world, 0);
     world.crash(0, false, 1000 * S);
     take_over(&mut world, 1, 0);
     world.request(1, &the_host(), true);
-    state_comes(&mut world, 1, "restoring");
-    world.run_until(world.time + S / 10);
-    hold_next_write(&mut world, 1, 300 * S);
+    // The fence is sent, and never arrives.
+    hold_next_file(&mut world, 1);
     world.kill_activator(1);
     world.start_activator(1);
-    world.run_until(world.time + 6 * S);
-    for _ in 0..15 {
+    // Its waiter is still there, and posted again.
+    late_writes_land_before_the_next_file(&mut world, 0, 1);
+    for _ in 0..5 {
         world.request(1, &the_host(), true);
         world.run_until(world.time + 4 * S);
     }
@@ -151,8 +177,10 @@ fn restart_before_the_fence(sabotage: Option<Sabotage>) -> World {
 fn a_restored_file_has_no_clean_position_before_its_fence_is_definite() {
     let mut world = restart_before_the_fence(None);
     holds(&world);
+    assert!(count(&world, "met by a late file") > 0, "{}", story(&world));
     world.calm();
     holds(&world);
+    trips(&restart_before_the_fence(Some(Sabotage::PositionBeforeFence)), &[10]);
 }
 
 #[test]
@@ -199,16 +227,15 @@ fn an_own_late_file_where_the_own_image_was_to_stand_is_not_taken_for_it() {
     let mut world = world(1, None);
     write(&mut world, 0);
     world.request(0, &the_host(), true);
-    hold_next_write(&mut world, 0, 25 * S);
+    hold_next_file(&mut world, 0);
     world.kill_activator(0);
     world.start_activator(0);
+    world.run_until(world.time + 6 * S);
     state_comes(&mut world, 0, "asleep");
-    world.run_until(world.time + 18 * S);
-    world.boxes[0].outage = world.time + 6 * S;
-    for _ in 0..15 {
-        world.request(0, &the_host(), true);
-        world.run_until(world.time + 3 * S);
-    }
+    world.request(0, &the_host(), true);
+    late_writes_land_before_the_next_file(&mut world, 0, 0);
+    world.run_until(world.time + 5 * S);
+    assert_eq!(count(&world, "met by own late file"), 1, "{}", story(&world));
     holds(&world);
     assert!(world.is_served(0, &the_host()), "{}", story(&world));
     world.calm();
