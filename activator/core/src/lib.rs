@@ -15,9 +15,15 @@ use alloc::vec::Vec;
 pub mod effect;
 pub mod event;
 mod host;
+#[cfg(test)]
+mod host_snapshots;
 pub mod ids;
 pub mod position;
 pub mod record;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod scenario_tests;
 mod session;
 mod settings;
 mod shared;
