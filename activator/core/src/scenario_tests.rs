@@ -133,3 +133,37 @@ fn a_lost_session_does_not_lift_the_deadline_of_uploads() {
     rig.until("Fenced");
     assert_eq!(said(&rig, |e| *e == Effect::Deadline(None)), 0, "none would mean: no limit");
 }
+
+#[test]
+fn a_shutdown_during_the_question_of_the_table_is_not_taken_back() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Stopping.Taking");
+    rig.step(Event::Shutdown);
+    rig.answer(Answer::StopBusy);
+    assert_eq!(rig.label(), "Stopping.Asking");
+}
+
+#[test]
+fn a_request_while_the_host_is_being_frozen_thaws_it() {
+    let mut rig = Rig::new(Some(Nanos::from_secs(60)));
+    request(&mut rig);
+    rig.until("Freezing");
+    request(&mut rig);
+    assert_eq!(rig.label(), "Thawing");
+    rig.until("Awake");
+}
+
+#[test]
+fn a_host_whose_upload_is_on_its_way_is_not_released() {
+    let mut rig = Rig::new(None);
+    rig.copy(1, 0, false);
+    rig.local.position = None;
+    request(&mut rig);
+    rig.until("Restoring.Imaging");
+    rig.step(Event::Removed(SLOT));
+    assert_eq!(rig.label(), "Gone", "the record stays owned: whoever comes next fences it");
+    let releases =
+        said(&rig, |e| matches!(e, Effect::Journal(crate::effect::Entry::Releasing { .. })));
+    assert_eq!(releases, 0);
+}

@@ -176,6 +176,8 @@ impl HostEntry {
         let may = ctx.session.may_write(ctx.now);
         let pause = (!may).then_some(ctx.now.mono + ctx.shared.settings.retry);
         if may {
+            // From here on the store may hold a newer file than the record names.
+            self.tip = Tip::Doubtful;
             let ticket = self.ticket();
             ctx.fx.push(match kind {
                 Kind::Fence => Effect::PutFence(ticket, self.slot, txid, nonce.clone()),

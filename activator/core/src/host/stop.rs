@@ -76,6 +76,10 @@ impl HostEntry {
                 self.call_off(ctx);
             }
             State::Leasing { .. } | State::Restoring { .. } => self.call_off(ctx),
+            // The idle stop may still be taken back; this one may not.
+            State::Stopping { run, step: StopStep::Taking { .. }, .. } => {
+                self.stop(run, why, Then::Sleep, ctx);
+            }
             State::Stopping { run, why, step, .. } => {
                 self.state = State::Stopping { run, why, then: Then::Sleep, step };
             }
