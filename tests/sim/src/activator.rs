@@ -59,6 +59,15 @@ impl World {
         }
     }
 
+    /// How every host is treated.
+    const fn policy(&self) -> Policy {
+        let frozen = match self.plan.frozen {
+            Some(span) => Some(Nanos(span)),
+            None => None,
+        };
+        Policy { idle: Nanos(self.plan.idle), frozen, asks_due: true }
+    }
+
     /// A new process; it waits for live proxies of an earlier one, then boots.
     pub fn start_activator(&mut self, b: BoxIndex) {
         self.boxes[b].lives += 1;
@@ -95,12 +104,12 @@ impl World {
 
     /// The first event, unless it was sent already.
     pub fn boot(&mut self, b: BoxIndex) {
+        let policy = self.policy();
         let world = &mut self.boxes[b];
         let Some(activator) = world.activator.as_mut().filter(|a| !a.booted) else { return };
         activator.booted = true;
         let (memo, releasing) = world.disk.memory();
         let base = format!("n{}x{}", world.id, activator.life);
-        let idle = Nanos(self.plan.idle);
         let ignored = self.sabotage == Some(Sabotage::LeftoverIgnored);
         let mut seeds = Vec::new();
         for (slot, route) in &world.disk.routes {
@@ -112,7 +121,7 @@ impl World {
             seeds.push(HostSeed {
                 slot: *slot,
                 host: route.host.clone(),
-                policy: Policy { idle, frozen: None, asks_due: true },
+                policy,
                 due: route.due,
                 leftover,
                 releasing: releasing.get(&route.host).cloned(),
@@ -284,9 +293,8 @@ impl World {
             Effect::RecordDue(slot, due) => self.boxes[b].disk.record_due(slot, due),
             Effect::Terminate(ticket, slot) => self.end_instance(b, ticket, slot, false),
             Effect::Kill(ticket, slot) => self.end_instance(b, ticket, slot, true),
-            Effect::Freeze(ticket, _) | Effect::Thaw(ticket, _) => {
-                self.answer_at_once(b, ticket, Answer::Frozen(Err("no frozen tier".into())));
-            }
+            Effect::Freeze(ticket, slot) => self.freeze(b, ticket, slot, true),
+            Effect::Thaw(ticket, slot) => self.freeze(b, ticket, slot, false),
             Effect::Deadline(deadline) => self.set_deadline(b, deadline),
             Effect::Retired(slot) => self.retired(b, slot),
             Effect::TakeoverEnded(target, end) => self.takeover_ended(b, target, end),
@@ -350,6 +358,7 @@ impl World {
 
     /// A host is added at a free slot; false when its name is taken or every slot is held.
     pub fn add_host(&mut self, b: BoxIndex, host: &Host) -> bool {
+        let policy = self.policy();
         let world = &mut self.boxes[b];
         let Some(activator) = world.activator.as_mut().filter(|a| a.booted) else { return false };
         if world.disk.routes.values().any(|route| route.host == *host) {
@@ -364,7 +373,6 @@ impl World {
         let route = crate::disk::Route { host: host.clone(), due: None };
         world.disk.routes.insert(slot, route);
         activator.hosts.insert(slot, Hosted::new(host.clone()));
-        let policy = Policy { idle: Nanos(self.plan.idle), frozen: None, asks_due: true };
         let host = host.clone();
         let seed = HostSeed {
             slot,

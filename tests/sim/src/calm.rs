@@ -143,7 +143,7 @@ impl World {
                         a.core.hosts().all(|view| matches!(view.state, "asleep" | "backoff"))
                     })
             };
-        let within = self.plan.idle * 5 / 4 + ASLEEP_WITHIN;
+        let within = self.plan.idle * 5 / 4 + self.plan.frozen.unwrap_or(0) + ASLEEP_WITHIN;
         if !self.run_while(within, rests) {
             let states: Vec<_> = self
                 .boxes

@@ -26,6 +26,8 @@ pub struct Instance {
     pub generation: Generation,
     /// It listens.
     pub healthy: bool,
+    /// It stands still, and SIGTERM waits.
+    frozen: bool,
     /// SIGTERM means nothing to it.
     deaf: bool,
     /// SIGKILL shows no effect before.
@@ -64,6 +66,7 @@ impl World {
             run,
             generation,
             healthy: false,
+            frozen: false,
             deaf: trouble && self.rng.chance(300),
             stuck_until: self.time + stuck,
             starting: Some((life, ticket)),
@@ -108,8 +111,10 @@ impl World {
         instance.healthy = true;
         let (b, run) = (instance.b, instance.run);
         if let Some((life, ticket)) = instance.starting.take() {
+            // The news of its death may overtake this.
+            let span = self.rng.between(0, 10) * MS;
             let answer = Event::Answer(ticket, Answer::Healthy(run));
-            self.after(0, Item::Core(b, life, answer));
+            self.after(span, Item::Core(b, life, answer));
         }
     }
 
@@ -151,7 +156,7 @@ impl World {
         let leaving = self.ledger.leaving.contains(&b);
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let stuck = instance.stuck_until.saturating_sub(self.time);
-        let deaf = instance.deaf;
+        let deaf = instance.deaf || instance.frozen;
         let assumed = self.sabotage == Some(Sabotage::ProofAssumed) && !leaving
             || self.sabotage == Some(Sabotage::ReleaseUnproven) && leaving;
         if assumed {
@@ -164,6 +169,22 @@ impl World {
         } else if !deaf {
             self.after(drain.max(stuck), Item::Dies(id));
         }
+    }
+
+    /// `cgroup.freeze`, either way.
+    pub fn freeze(&mut self, b: BoxIndex, ticket: Ticket, slot: Slot, frozen: bool) {
+        let host = self.host_at(b, slot);
+        let run = self.run_at(b, slot);
+        let id = host.zip(run).and_then(|(host, run)| self.instance(b, &host, run));
+        let done = match id.and_then(|id| self.instances.get_mut(&id)) {
+            None => Err("no instance".into()),
+            Some(instance) => {
+                instance.frozen = frozen;
+                self.ledger.count(if frozen { "freezes" } else { "thaws" });
+                Ok(())
+            }
+        };
+        self.answer_at_once(b, ticket, Answer::Frozen(done));
     }
 
     /// The question at sleep.
@@ -192,7 +213,7 @@ impl World {
     /// It commits one write.
     pub fn commit(&mut self, id: InstanceId) {
         let write = self.number();
-        let Some(instance) = self.instances.get(&id) else { return };
+        let Some(instance) = self.instances.get(&id).filter(|i| !i.frozen) else { return };
         let (b, host, slot, run) = (instance.b, instance.host.clone(), instance.slot, instance.run);
         self.boxes[b].disk.commit(&host, write);
         self.tell(|| format!("box{b}: {host} run {run} commits {write}"));

@@ -146,6 +146,8 @@ pub struct Plan {
     pub tags: Tags,
     /// Idle window.
     pub idle: Time,
+    /// With a frozen tier: how long before the stop.
+    pub frozen: Option<Time>,
     /// Length of the stormy part.
     pub storm: Time,
     /// Faults of the network in a thousand requests.
@@ -163,6 +165,7 @@ impl Plan {
             proxies: rng.between(1, 2),
             tags: if rng.chance(500) { Tags::Random } else { Tags::Content },
             idle: rng.between(5, 40) * S,
+            frozen: if rng.chance(300) { Some(rng.between(2, 20) * S) } else { None },
             storm: rng.between(120, 500) * S,
             faults: if rng.chance(200) { 0 } else { rng.between(5, 200) },
             wrong_words: rng.chance(300),
@@ -178,6 +181,7 @@ impl Plan {
             proxies: 1,
             tags: Tags::Random,
             idle: 10 * S,
+            frozen: None,
             storm: 0,
             faults: 0,
             wrong_words: false,
