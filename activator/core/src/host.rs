@@ -176,6 +176,8 @@ pub(crate) enum State {
     },
     Starting {
         wake: Wake,
+        /// The newest run that was reported dead: the news may overtake that of its health.
+        died: Option<Run>,
     },
     Attaching {
         wake: Wake,
@@ -443,7 +445,7 @@ impl HostEntry {
             State::Leasing { wake, step } => self.on_lease(wake, step, answer, ctx),
             State::Restoring { wake, step } => self.on_copy(wake, step, answer, ctx),
             State::Opening { wake } => self.on_opened(wake, answer, ctx),
-            State::Starting { wake } => self.on_started(wake, answer, ctx),
+            State::Starting { wake, died } => self.on_started(wake, died, answer, ctx),
             State::Attaching { wake, run } => self.on_attached(wake, run, answer, ctx),
             State::Freezing { run } => self.on_frozen(run, &answer, ctx),
             State::Thawing { run } => self.on_thawed(run, &answer, ctx),

@@ -79,6 +79,16 @@ fn a_death_between_healthy_and_awake_is_not_missed() {
 }
 
 #[test]
+fn a_death_whose_news_overtakes_the_news_of_health_is_not_missed() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Starting");
+    rig.step(Event::Died(SLOT, Run(1)));
+    rig.answer(Answer::Healthy(Run(1)));
+    assert_eq!(rig.label(), "Stopping.Killing");
+}
+
+#[test]
 fn a_death_during_the_question_of_the_table_stops_the_host() {
     let mut rig = Rig::new(None);
     request(&mut rig);

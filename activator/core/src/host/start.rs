@@ -22,17 +22,26 @@ impl HostEntry {
         assert!(self.generation().is_some(), "invariant 1: a start without a lease");
         let ticket = self.ticket();
         ctx.fx.push(Effect::Spawn(ticket, self.slot));
-        self.state = State::Starting { wake };
+        self.state = State::Starting { wake, died: None };
     }
 
-    pub(super) fn on_started(&mut self, wake: Wake, answer: Answer, ctx: &mut Context<'_>) {
+    pub(super) fn on_started(
+        &mut self,
+        wake: Wake,
+        died: Option<Run>,
+        answer: Answer,
+        ctx: &mut Context<'_>,
+    ) {
         if let Answer::StartFailed(why) = answer {
             return self.fail_start(Reason::Broken, why, ctx);
         }
         let Answer::Healthy(run) = answer else {
-            self.state = State::Starting { wake };
+            self.state = State::Starting { wake, died };
             return;
         };
+        if died == Some(run) {
+            return self.fail_early(ctx);
+        }
         let ticket = self.ticket();
         ctx.fx.push(Effect::Attach(ticket, self.slot));
         self.state = State::Attaching { wake, run };
@@ -79,6 +88,12 @@ impl HostEntry {
         let failure = Failure { reason, detail, retry_after };
         ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
         self.kill(None, Why::Failed(failure), Then::Sleep, ctx);
+    }
+
+    /// It was healthy, and died before it served.
+    pub(super) fn fail_early(&mut self, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("instances_died");
+        self.fail_start(Reason::Broken, "the instance exited before it served".into(), ctx);
     }
 
     /// The idle window has passed.

@@ -115,11 +115,10 @@ impl HostEntry {
                 self.note_death(ctx);
                 self.stop(Some(run), Why::Died, Then::WakeAgain, ctx);
             }
-            State::Attaching { run, .. } if run == died => {
-                ctx.shared.counters.add("instances_died");
-                let detail = "the instance exited before it served".into();
-                self.fail_start(Reason::Broken, detail, ctx);
+            State::Starting { wake, died: known } => {
+                self.state = State::Starting { wake, died: known.max(Some(died)) };
             }
+            State::Attaching { run, .. } if run == died => self.fail_early(ctx),
             // No answer of the table may make it awake again.
             State::Stopping { run: Some(run), then, step: StopStep::Taking { .. }, .. }
                 if run == died =>
@@ -131,7 +130,6 @@ impl HostEntry {
             | State::Leasing { .. }
             | State::Restoring { .. }
             | State::Opening { .. }
-            | State::Starting { .. }
             | State::Attaching { .. }
             | State::Awake { .. }
             | State::Freezing { .. }

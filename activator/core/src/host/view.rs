@@ -115,9 +115,9 @@ impl HostEntry {
                 | CopyStep::Relisting
                 | CopyStep::Adopting { .. } => wake.deadline,
             }),
-            State::Opening { wake } | State::Starting { wake } | State::Attaching { wake, .. } => {
-                Some(wake.deadline)
-            }
+            State::Opening { wake }
+            | State::Starting { wake, .. }
+            | State::Attaching { wake, .. } => Some(wake.deadline),
             State::Frozen { since, .. } => Some(self.frozen_until(*since)),
             State::Stopping { step, .. } => match step {
                 StopStep::Taking { .. } => None,
