@@ -1,3 +1,144 @@
-//! The activator: owns instances, and is the command line.
+//! The activator, and the command line that talks to it.
 
-fn main() {}
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use dormouse_link::config::Config;
+
+mod cli;
+mod http;
+mod serve;
+
+/// Runs many small apps, and only those that someone is talking to.
+#[derive(Debug, Parser)]
+#[command(name = "dormouse", version, about)]
+struct Arguments {
+    /// The config file.
+    #[arg(long, global = true, value_name = "FILE", default_value = "/etc/dormouse/dormouse.toml")]
+    config: PathBuf,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the activator.
+    Serve,
+    /// Serve a host by an app of the config.
+    Add {
+        /// The host's name.
+        host: String,
+        /// The app's name in the config.
+        #[arg(long)]
+        app: String,
+    },
+    /// Put a host to sleep, give its lease back, and forget its route; its data stays.
+    Rm {
+        /// The host's name.
+        host: String,
+    },
+    /// List the hosts.
+    List,
+    /// Show this box, or one host.
+    Status {
+        /// The host's name.
+        host: Option<String>,
+    },
+    /// Wake a host.
+    Wake {
+        /// The host's name.
+        host: String,
+    },
+    /// Put a host to sleep now, whatever is in flight.
+    Sleep {
+        /// The host's name.
+        host: String,
+    },
+    /// Wait until a host is in a state.
+    Wait {
+        /// The host's name.
+        host: String,
+        /// awake, asleep, backoff, unproven, … as `status` shows it.
+        #[arg(long)]
+        state: String,
+        /// Give up after this many seconds.
+        #[arg(long, default_value_t = 60)]
+        timeout_s: u64,
+    },
+    /// Restore a host's database from the store into a file; needs no running activator.
+    Restore {
+        /// The host's name.
+        host: String,
+        /// The file to write; it must not exist.
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+        /// Exactly this TXID, instead of the newest.
+        #[arg(long, conflicts_with = "at")]
+        txid: Option<u64>,
+        /// The state at this time: Unix seconds.
+        #[arg(long, value_name = "SECONDS")]
+        at: Option<i64>,
+    },
+    /// Say that a box is gone for good, so that its hosts can be taken.
+    Takeover {
+        /// The box's name.
+        #[arg(value_name = "BOX")]
+        name: String,
+    },
+    /// Work on the config file.
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Check it, and show it with all defaults.
+    Check,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            #[expect(clippy::print_stderr, reason = "the command line speaks here")]
+            {
+                eprintln!("dormouse: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(&arguments.config)?;
+    if matches!(arguments.command, Command::Serve) {
+        log_to_stderr();
+        serve::run(config)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("tokio's runtime")?;
+    runtime.block_on(cli::run(config, arguments.command, arguments.json))
+}
+
+/// Filtered by `DORMOUSE_LOG` (default `info`); JSON where `DORMOUSE_LOG_FORMAT=json`.
+fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("DORMOUSE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::env::var("DORMOUSE_LOG_FORMAT").is_ok_and(|format| format == "json") {
+        log.json().init();
+    } else {
+        log.init();
+    }
+}

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+pub mod client;
 pub mod edge;
 pub mod edge_backend;
 pub mod edge_cases;
 pub mod edge_peer;
+pub mod wait;
+pub mod world;
 
 /// A program of this workspace, from the target directory that the running test was built in.
 pub fn binary(name: &str) -> Result<PathBuf> {

@@ -1,0 +1,507 @@
+//! One host: its state, its lease, and the moves between states (DESIGN section 4).
+//!
+//! The wake runs lease → copy → start; the sleep runs stop → save → park. Each part is a module.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::mem;
+
+use crate::effect::{Effect, Failure, Reason, Word};
+use crate::event::{Answer, Cause, HostSeed, Policy, Subject, Ticket};
+use crate::ids::{Attempt, ETag, Generation, Host, Nonce, Run, Slot, Txid};
+use crate::position::{LocalCopy, RemoteTip};
+use crate::record::HostRecord;
+use crate::session::Session;
+use crate::shared::{Mode, Shared};
+use crate::time::{Mono, Nanos, Now, Wall};
+
+mod copy;
+mod lease;
+mod park;
+mod start;
+mod stop;
+mod view;
+
+pub use view::HostView;
+
+/// This box's right to run the host.
+#[derive(Clone, Debug)]
+pub(crate) enum Lease {
+    /// Not held, and nothing is known.
+    None,
+    /// Released by this box: taken back in one round trip while nobody came between.
+    Remembered { record: HostRecord, etag: ETag },
+    /// Held. `before` is the record that the acquisition replaced.
+    Owned { record: HostRecord, etag: ETag, before: Option<HostRecord> },
+}
+
+/// What a release may name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tip {
+    /// Something may be newer than what is durable: no release.
+    Doubtful,
+    /// Everything up to here is durable, and nothing is newer.
+    Known(Option<RemoteTip>),
+}
+
+/// One wake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wake {
+    pub(crate) deadline: Mono,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum LeaseStep {
+    /// The session is not live (or not renewed) yet.
+    AwaitSession,
+    Reading,
+    /// Whose session is it, and is it over?
+    OwnerSession {
+        record: HostRecord,
+        etag: ETag,
+    },
+    Putting {
+        put: LeasePut,
+    },
+    /// Read back: is the record's nonce ours?
+    Checking {
+        put: LeasePut,
+    },
+    Pausing {
+        put: LeasePut,
+        until: Mono,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct LeasePut {
+    pub(crate) record: HostRecord,
+    pub(crate) before: Option<HostRecord>,
+    pub(crate) expect: crate::effect::Expect,
+    pub(crate) pause: Nanos,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum CopyStep {
+    Inspecting,
+    Listing {
+        local: LocalCopy,
+    },
+    Fetching,
+    Fencing {
+        txid: Txid,
+        nonce: Nonce,
+        pause: Option<Mono>,
+    },
+    Applying,
+    Imaging {
+        txid: Txid,
+        nonce: Nonce,
+        pause: Option<Mono>,
+    },
+    /// Its number was taken by an older upload of our own: which is the next free one?
+    Relisting,
+    Adopting {
+        tip: RemoteTip,
+    },
+}
+
+/// Why an instance is stopped.
+#[derive(Clone, Debug)]
+pub(crate) enum Why {
+    Idle,
+    Operator,
+    Died,
+    Leaving,
+    Removed,
+    /// Of an earlier activator: no replica is attached to it.
+    Leftover,
+    Failed(Failure),
+}
+
+/// What follows a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    Sleep,
+    WakeAgain,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum StopStep {
+    /// Idle stops only: asking the table whether something is in flight.
+    Taking {
+        since: Mono,
+    },
+    Asking {
+        until: Mono,
+    },
+    Terminating {
+        until: Mono,
+    },
+    Killing {
+        until: Mono,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ParkStep {
+    Putting { put: Release },
+    Checking { put: Release },
+    Pausing { put: Release, until: Mono },
+}
+
+/// A release, repeated byte for byte until it is definite.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) record: HostRecord,
+    /// The record that it replaces; unknown when a predecessor sent it.
+    pub(crate) over: Option<(HostRecord, ETag)>,
+    pub(crate) pause: Nanos,
+}
+
+/// Where a host is. One enum, its data inside.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    Asleep,
+    Leasing {
+        wake: Wake,
+        step: LeaseStep,
+    },
+    Restoring {
+        wake: Wake,
+        step: CopyStep,
+    },
+    Opening {
+        wake: Wake,
+    },
+    Starting {
+        wake: Wake,
+    },
+    Attaching {
+        wake: Wake,
+        run: Run,
+    },
+    Awake {
+        run: Run,
+        since: Mono,
+    },
+    Freezing {
+        run: Run,
+    },
+    Frozen {
+        run: Run,
+        since: Mono,
+    },
+    Thawing {
+        run: Run,
+    },
+    Stopping {
+        run: Option<Run>,
+        why: Why,
+        then: Then,
+        step: StopStep,
+    },
+    Saving {
+        why: Why,
+        then: Then,
+    },
+    Parking {
+        step: ParkStep,
+    },
+    /// The lease or the session was lost: killing, with no question and no drain.
+    Fenced {
+        then: Then,
+        until: Mono,
+    },
+    Unproven {
+        why: Why,
+        then: Then,
+        fenced: bool,
+        until: Mono,
+    },
+    Backoff {
+        until: Mono,
+        failure: Failure,
+    },
+}
+
+/// One host.
+#[derive(Clone, Debug)]
+pub(crate) struct HostEntry {
+    pub(crate) slot: Slot,
+    pub(crate) host: Host,
+    pub(crate) policy: Policy,
+    pub(crate) lease: Lease,
+    pub(crate) state: State,
+    pub(crate) attempt: Attempt,
+    /// Wait after the next failed wake.
+    pub(crate) backoff: Nanos,
+    pub(crate) due: Option<Wall>,
+    pub(crate) tip: Tip,
+    /// Newest number that a record, a position, a list or an upload has named: a restore that ends
+    /// before it is refused.
+    pub(crate) least: Txid,
+    pub(crate) removed: bool,
+    pub(crate) last_problem: Option<String>,
+}
+
+/// What a host's move needs of the rest of the core.
+pub(crate) struct Context<'a> {
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) session: &'a Session,
+    pub(crate) now: Now,
+    pub(crate) fx: &'a mut Vec<Effect>,
+}
+
+/// How long a waiter of a host that lives elsewhere should stay away: TTL + 1 s.
+fn elsewhere_retry(shared: &Shared) -> Nanos {
+    Nanos(shared.settings.ttl.0.saturating_add(crate::time::SECOND_NS))
+}
+
+/// A retry hint where nothing better is known.
+const RETRY_AFTER: Nanos = Nanos::from_secs(5);
+
+impl HostEntry {
+    pub(crate) fn new(seed: &HostSeed, shared: &Shared) -> Self {
+        Self {
+            slot: seed.slot,
+            host: seed.host.clone(),
+            policy: seed.policy,
+            lease: Lease::None,
+            state: State::Asleep,
+            attempt: Attempt(0),
+            backoff: shared.settings.backoff,
+            due: seed.due,
+            tip: Tip::Doubtful,
+            least: Txid(0),
+            removed: false,
+            last_problem: None,
+        }
+    }
+
+    pub(crate) fn ticket(&mut self) -> Ticket {
+        self.attempt = Attempt(self.attempt.0.saturating_add(1));
+        Ticket { subject: Subject::Host(self.slot), attempt: self.attempt }
+    }
+
+    /// Whether nothing of it is running or under way.
+    pub(crate) const fn is_at_rest(&self) -> bool {
+        matches!(self.state, State::Asleep | State::Backoff { .. })
+    }
+
+    /// Whether a process of it may be running.
+    pub(crate) const fn may_run(&self) -> bool {
+        match &self.state {
+            State::Asleep
+            | State::Leasing { .. }
+            | State::Restoring { .. }
+            | State::Opening { .. }
+            | State::Saving { .. }
+            | State::Parking { .. }
+            | State::Backoff { .. } => false,
+            State::Starting { .. }
+            | State::Attaching { .. }
+            | State::Awake { .. }
+            | State::Freezing { .. }
+            | State::Frozen { .. }
+            | State::Thawing { .. }
+            | State::Stopping { .. }
+            | State::Fenced { .. }
+            | State::Unproven { .. } => true,
+        }
+    }
+
+    pub(crate) fn generation(&self) -> Option<Generation> {
+        match &self.lease {
+            Lease::Owned { record, .. } => Some(record.generation),
+            Lease::None | Lease::Remembered { .. } => None,
+        }
+    }
+
+    /// The record before this acquisition left data in doubt: its owner did not let go.
+    fn over_unclean(&self) -> bool {
+        match &self.lease {
+            Lease::Owned { before: Some(before), .. } => {
+                before.state == crate::record::HostState::Owned
+            }
+            Lease::Owned { before: None, .. } | Lease::None | Lease::Remembered { .. } => false,
+        }
+    }
+
+    /// Somebody wants it awake.
+    pub(crate) fn on_request(&mut self, cause: Cause, ctx: &mut Context<'_>) {
+        if ctx.shared.mode == Mode::Leaving || self.removed {
+            let reason = if self.removed { Reason::Removed } else { Reason::Leaving };
+            return self.refuse(reason, "the host is not woken any more".into(), RETRY_AFTER, ctx);
+        }
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Asleep => self.begin_wake(ctx),
+            State::Awake { run, since } => {
+                // A waiter that came before the word: told again, nothing else.
+                ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
+                self.state = State::Awake { run, since };
+            }
+            State::Frozen { run, .. } => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Thaw(ticket, self.slot));
+                self.state = State::Thawing { run };
+            }
+            State::Backoff { until, .. } if until <= ctx.now.mono => self.begin_wake(ctx),
+            State::Backoff { until, failure } => {
+                match cause {
+                    // The due host waits silently: its tick wakes it when the backoff ends.
+                    Cause::Due => {}
+                    Cause::Client | Cause::Operator => {
+                        ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
+                    }
+                }
+                self.state = State::Backoff { until, failure };
+            }
+            State::Stopping { run, why, step, .. } => {
+                self.state = State::Stopping { run, why, then: Then::WakeAgain, step };
+            }
+            State::Saving { why, .. } => {
+                self.state = State::Saving { why, then: Then::WakeAgain };
+            }
+            State::Fenced { until, .. } => {
+                self.state = State::Fenced { then: Then::WakeAgain, until };
+            }
+            State::Unproven { why, then, fenced, until } => {
+                let left = until.since(ctx.now.mono);
+                let detail = "a stop of this host is not proven yet".into();
+                self.refuse(Reason::Unproven, detail, left, ctx);
+                self.state = State::Unproven { why, then, fenced, until };
+            }
+            State::Parking { step } => {
+                // Its release is in flight: the waiter is told to come again.
+                let detail = "the host is being released".into();
+                self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
+                self.state = State::Parking { step };
+            }
+            coming @ (State::Leasing { .. }
+            | State::Restoring { .. }
+            | State::Opening { .. }
+            | State::Starting { .. }
+            | State::Attaching { .. }
+            | State::Freezing { .. }
+            | State::Thawing { .. }) => self.state = coming,
+        }
+    }
+
+    pub(crate) fn begin_wake(&mut self, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("wakes");
+        ctx.fx.push(Effect::Publish(self.slot, Word::Waking));
+        let wake = Wake { deadline: ctx.now.mono + ctx.shared.settings.wake_budget };
+        match self.lease {
+            Lease::Owned { .. } => self.begin_copy(wake, ctx),
+            Lease::None | Lease::Remembered { .. } => self.begin_lease(wake, ctx),
+        }
+    }
+
+    pub(crate) fn refuse(
+        &mut self,
+        reason: Reason,
+        detail: String,
+        retry_after: Nanos,
+        ctx: &mut Context<'_>,
+    ) {
+        let failure = Failure { reason, detail, retry_after };
+        ctx.fx.push(Effect::Refuse(self.slot, failure));
+    }
+
+    /// A wake failed before any process was started.
+    pub(crate) fn fail_wake(&mut self, reason: Reason, detail: String, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("wakes_failed");
+        let retry_after = match reason {
+            Reason::Elsewhere => elsewhere_retry(ctx.shared),
+            Reason::Outside
+            | Reason::StoreDown
+            | Reason::NoSession
+            | Reason::Replica
+            | Reason::Disk
+            | Reason::Broken
+            | Reason::Unproven
+            | Reason::TimedOut
+            | Reason::Lost
+            | Reason::Leaving
+            | Reason::Removed => self.backoff.max(Nanos::from_secs(1)),
+        };
+        self.last_problem = Some(detail.clone());
+        let failure = Failure { reason, detail, retry_after };
+        ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
+        self.back_off(failure, ctx);
+    }
+
+    /// Asleep, and not woken again before a pause that doubles with each failed wake.
+    fn back_off(&mut self, failure: Failure, ctx: &Context<'_>) {
+        self.state = State::Backoff { until: ctx.now.mono + self.backoff, failure };
+        self.backoff = self.backoff.doubled(ctx.shared.settings.backoff_max);
+    }
+
+    /// An answer with the current ticket.
+    pub(crate) fn on_answer(&mut self, answer: Answer, ctx: &mut Context<'_>) {
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Leasing { wake, step } => self.on_lease(wake, step, answer, ctx),
+            State::Restoring { wake, step } => self.on_copy(wake, step, answer, ctx),
+            State::Opening { wake } => self.on_opened(wake, answer, ctx),
+            State::Starting { wake } => self.on_started(wake, answer, ctx),
+            State::Attaching { wake, run } => self.on_attached(wake, run, answer, ctx),
+            State::Freezing { run } => self.on_frozen(run, &answer, ctx),
+            State::Thawing { run } => self.on_thawed(run, &answer, ctx),
+            State::Stopping { run, why, then, step } => {
+                self.on_stop(run, why, then, step, answer, ctx);
+            }
+            State::Saving { why, then } => self.on_saved(why, then, answer, ctx),
+            State::Parking { step } => self.on_park(step, answer, ctx),
+            State::Fenced { then, until } => self.on_fenced(then, until, &answer, ctx),
+            State::Unproven { why, then, fenced, until } => {
+                self.on_late_proof(why, then, fenced, until, &answer, ctx);
+            }
+            settled @ (State::Asleep
+            | State::Awake { .. }
+            | State::Frozen { .. }
+            | State::Backoff { .. }) => self.state = settled,
+        }
+    }
+
+    /// A wake that took longer than its budget, a pause that is over, a grace that ended.
+    pub(crate) fn on_tick(&mut self, ctx: &mut Context<'_>) {
+        if self.next_due(ctx.session, ctx.now).is_none_or(|at| at > ctx.now.mono) {
+            return;
+        }
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Leasing { wake, .. } if wake.deadline <= ctx.now.mono => {
+                self.fail_wake(Reason::TimedOut, "no lease within the wake's budget".into(), ctx);
+            }
+            State::Leasing { wake, step } => self.tick_lease(wake, step, ctx),
+            State::Restoring { wake, .. } if wake.deadline <= ctx.now.mono => {
+                let detail = "the copy was not current within the wake's budget".into();
+                self.fail_wake(Reason::TimedOut, detail, ctx);
+            }
+            State::Restoring { wake, step } => self.tick_copy(wake, step, ctx),
+            State::Opening { .. } => {
+                ctx.fx.push(Effect::Abandon(self.slot));
+                let detail = "the replica did not open within the wake's budget".into();
+                self.fail_wake(Reason::TimedOut, detail, ctx);
+            }
+            State::Starting { .. } | State::Attaching { .. } => {
+                let detail = "the instance was not ready within the wake's budget".into();
+                self.fail_start(Reason::TimedOut, detail, ctx);
+            }
+            State::Frozen { run, .. } => self.stop(Some(run), Why::Idle, Then::Sleep, ctx),
+            State::Stopping { run, why, then, step } => self.tick_stop(run, why, then, step, ctx),
+            State::Parking { step } => self.tick_park(step, ctx),
+            State::Fenced { then, .. } => {
+                self.unproven(Why::Operator, then, true, ctx);
+            }
+            State::Unproven { why, then, fenced, .. } => self.kill_again(why, then, fenced, ctx),
+            // Asleep again; a due host is woken by the same sweep.
+            State::Backoff { .. } => {}
+            settled @ (State::Asleep
+            | State::Awake { .. }
+            | State::Freezing { .. }
+            | State::Thawing { .. }
+            | State::Saving { .. }) => self.state = settled,
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The local copy: used, restored behind a fence, or kept behind a full image
+//! (DESIGN section 5, rules 9 and 10, and its table).
+
+use alloc::format;
+use alloc::string::String;
+
+use super::{Context, CopyStep, HostEntry, Lease, State, Tip, Wake};
+use crate::effect::{Base, Effect, Reason};
+use crate::event::{Answer, ReplicaProblem, Uploaded};
+use crate::ids::{ETag, Nonce, Txid};
+use crate::position::{Claimed, CopyRefusal, LocalCopy, Remote, RemoteTip, Verdict, judge};
+use crate::record::{HostRecord, HostState};
+use crate::time::Mono;
+
+/// What an upload that a start depends on consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Fence,
+    Image,
+}
+
+impl HostEntry {
+    pub(super) fn begin_copy(&mut self, wake: Wake, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Inspect(ticket, self.slot));
+        self.state = State::Restoring { wake, step: CopyStep::Inspecting };
+    }
+
+    pub(super) fn on_copy(
+        &mut self,
+        wake: Wake,
+        step: CopyStep,
+        answer: Answer,
+        ctx: &mut Context<'_>,
+    ) {
+        match (step, answer) {
+            (CopyStep::Inspecting, Answer::Inspected(Ok(local))) => {
+                let remote = self.remote_by_record();
+                self.decide(wake, local, &remote, ctx);
+            }
+            (CopyStep::Inspecting, Answer::Inspected(Err(why))) => {
+                self.fail_wake(Reason::Disk, why, ctx);
+            }
+            (CopyStep::Listing { local }, Answer::Listed(Ok(tip))) => {
+                self.decide(wake, local, &Remote::Known(tip), ctx);
+            }
+            (CopyStep::Relisting, Answer::Listed(Ok(tip))) => {
+                let next = tip.map_or(Txid(1), |tip| tip.txid.next());
+                self.upload(wake, Kind::Image, next, None, ctx);
+            }
+            (CopyStep::Fetching | CopyStep::Applying, Answer::Fetched(Ok(tip))) => {
+                self.on_fetched(wake, tip, ctx);
+            }
+            (CopyStep::Fencing { txid, nonce, .. }, Answer::Uploaded(uploaded)) => {
+                self.on_fence(wake, txid, nonce, uploaded, ctx);
+            }
+            (CopyStep::Imaging { txid, nonce, .. }, Answer::Uploaded(uploaded)) => {
+                self.on_image(wake, txid, nonce, uploaded, ctx);
+            }
+            (CopyStep::Adopting { tip }, Answer::Adopted(Ok(()))) => {
+                self.open(wake, Base::At(tip), ctx);
+            }
+            (_, Answer::Listed(Err(p)) | Answer::Fetched(Err(p)) | Answer::Adopted(Err(p))) => {
+                self.fail_replica(&p, ctx);
+            }
+            (step, _) => self.state = State::Restoring { wake, step },
+        }
+    }
+
+    pub(super) fn fail_replica(&mut self, problem: &ReplicaProblem, ctx: &mut Context<'_>) {
+        match problem {
+            ReplicaProblem::Store(problem) => self.fail_store(problem, ctx),
+            ReplicaProblem::Corrupt(why) => {
+                self.fail_wake(Reason::Replica, format!("replica: {why}"), ctx);
+            }
+            ReplicaProblem::Unfit(why) => {
+                self.fail_wake(Reason::Replica, format!("database: {why}"), ctx);
+            }
+            ReplicaProblem::Local(why) => self.fail_wake(Reason::Disk, why.clone(), ctx),
+        }
+    }
+
+    /// A record that was cleanly released names the newest file: no LIST.
+    fn remote_by_record(&self) -> Remote {
+        match &self.lease {
+            Lease::Owned { before: Some(before), .. } => match before.state {
+                HostState::Released if before.txid > Txid(0) => {
+                    Remote::Known(super::lease::tip_of(before))
+                }
+                HostState::Released | HostState::Owned | HostState::Outside => Remote::Unasked,
+            },
+            Lease::Owned { before: None, .. } | Lease::None | Lease::Remembered { .. } => {
+                Remote::Unasked
+            }
+        }
+    }
+
+    fn decide(&mut self, wake: Wake, local: LocalCopy, remote: &Remote, ctx: &mut Context<'_>) {
+        let Lease::Owned { record, before, .. } = &self.lease else {
+            return self.lose("the lease was lost during the wake", ctx);
+        };
+        let claimed = Claimed {
+            before: before.as_ref(),
+            unbroken: Some(record.generation),
+            box_id: &ctx.shared.settings.identity.id,
+        };
+        self.least = self.least.max(named(before.as_ref(), &local, remote));
+        let tip = local.position.as_ref().map(|p| RemoteTip { txid: p.txid, etag: p.etag.clone() });
+        match judge(claimed, &local, remote) {
+            Verdict::List => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::List(ticket, self.slot));
+                self.state = State::Restoring { wake, step: CopyStep::Listing { local } };
+            }
+            Verdict::Use => {
+                let base = match tip {
+                    Some(tip) if tip.txid > Txid(0) => Base::At(tip),
+                    Some(_) | None => Base::Nothing,
+                };
+                self.open(wake, base, ctx);
+            }
+            // An absent file over an unclean record: its owner may still write number 1.
+            Verdict::Fresh if self.over_unclean() => {
+                self.upload(wake, Kind::Fence, Txid(1), None, ctx);
+            }
+            Verdict::Fresh => self.open(wake, Base::Nothing, ctx),
+            Verdict::Restore { set_aside } => {
+                if set_aside {
+                    ctx.shared.counters.add("forks_set_aside");
+                }
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Restore { ticket, slot: self.slot, set_aside });
+                self.state = State::Restoring { wake, step: CopyStep::Fetching };
+            }
+            Verdict::Keep | Verdict::Adopt => {
+                let next = match remote {
+                    Remote::Known(Some(tip)) => tip.txid.next(),
+                    Remote::Known(None) | Remote::Unasked => Txid(1),
+                };
+                self.upload(wake, Kind::Image, next, None, ctx);
+            }
+            Verdict::Refuse(refusal) => {
+                self.fail_wake(Reason::Replica, String::from(refusal.explain()), ctx);
+            }
+        }
+    }
+
+    fn on_fetched(&mut self, wake: Wake, tip: RemoteTip, ctx: &mut Context<'_>) {
+        if tip.txid < self.least {
+            let why = String::from(CopyRefusal::RemoteOlder.explain());
+            return self.fail_wake(Reason::Replica, why, ctx);
+        }
+        self.least = tip.txid;
+        if self.over_unclean() {
+            return self.upload(wake, Kind::Fence, tip.txid.next(), None, ctx);
+        }
+        self.adopt(wake, tip, ctx);
+    }
+
+    fn adopt(&mut self, wake: Wake, tip: RemoteTip, ctx: &mut Context<'_>) {
+        assert!(tip.txid >= self.least, "invariant 10: an older copy than was named");
+        self.least = tip.txid;
+        let Some(generation) = self.generation() else {
+            return self.lose("the lease was lost during the wake", ctx);
+        };
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Adopt(ticket, self.slot, generation, tip.clone()));
+        self.state = State::Restoring { wake, step: CopyStep::Adopting { tip } };
+    }
+
+    /// Sends a fence or an image; with a nonce, the same bytes once more.
+    fn upload(
+        &mut self,
+        wake: Wake,
+        kind: Kind,
+        txid: Txid,
+        nonce: Option<Nonce>,
+        ctx: &mut Context<'_>,
+    ) {
+        let nonce = nonce.unwrap_or_else(|| ctx.shared.nonces.fresh());
+        // The deadline is checked before each PUT, after the answer that gave the number.
+        let may = ctx.session.may_write(ctx.now);
+        let pause = (!may).then_some(ctx.now.mono + ctx.shared.settings.retry);
+        if may {
+            let ticket = self.ticket();
+            ctx.fx.push(match kind {
+                Kind::Fence => Effect::PutFence(ticket, self.slot, txid, nonce.clone()),
+                Kind::Image => Effect::PutImage(ticket, self.slot, txid, nonce.clone()),
+            });
+        }
+        let step = match kind {
+            Kind::Fence => CopyStep::Fencing { txid, nonce, pause },
+            Kind::Image => CopyStep::Imaging { txid, nonce, pause },
+        };
+        self.state = State::Restoring { wake, step };
+    }
+
+    pub(super) fn tick_copy(&mut self, wake: Wake, step: CopyStep, ctx: &mut Context<'_>) {
+        match step {
+            CopyStep::Fencing { txid, nonce, pause: Some(until) } if until <= ctx.now.mono => {
+                self.upload(wake, Kind::Fence, txid, Some(nonce), ctx);
+            }
+            CopyStep::Imaging { txid, nonce, pause: Some(until) } if until <= ctx.now.mono => {
+                self.upload(wake, Kind::Image, txid, Some(nonce), ctx);
+            }
+            step @ (CopyStep::Inspecting
+            | CopyStep::Listing { .. }
+            | CopyStep::Fetching
+            | CopyStep::Fencing { .. }
+            | CopyStep::Applying
+            | CopyStep::Imaging { .. }
+            | CopyStep::Relisting
+            | CopyStep::Adopting { .. }) => self.state = State::Restoring { wake, step },
+        }
+    }
+
+    fn on_fence(
+        &mut self,
+        wake: Wake,
+        txid: Txid,
+        nonce: Nonce,
+        uploaded: Uploaded,
+        ctx: &mut Context<'_>,
+    ) {
+        match uploaded {
+            Uploaded::Done(tip) => {
+                ctx.shared.counters.add("fences_written");
+                self.adopt(wake, tip, ctx);
+            }
+            // An old owner's late file: it belongs to the history, and the next number is fenced.
+            Uploaded::Taken { .. } => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Apply(ticket, self.slot, txid));
+                self.state = State::Restoring { wake, step: CopyStep::Applying };
+            }
+            Uploaded::Unknown => {
+                let pause = Some(pause(ctx));
+                let step = CopyStep::Fencing { txid, nonce, pause };
+                self.state = State::Restoring { wake, step };
+            }
+            Uploaded::Failed(problem) => self.fail_replica(&problem, ctx),
+        }
+    }
+
+    fn on_image(
+        &mut self,
+        wake: Wake,
+        txid: Txid,
+        nonce: Nonce,
+        uploaded: Uploaded,
+        ctx: &mut Context<'_>,
+    ) {
+        match uploaded {
+            Uploaded::Done(tip) => {
+                self.least = self.least.max(tip.txid);
+                self.open(wake, Base::At(tip), ctx);
+            }
+            // A late upload of our own, from before a restart: it is older than the local file.
+            Uploaded::Taken { own: true } => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::List(ticket, self.slot));
+                self.state = State::Restoring { wake, step: CopyStep::Relisting };
+            }
+            Uploaded::Taken { own: false } => {
+                ctx.shared.counters.add("forks_set_aside");
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Restore { ticket, slot: self.slot, set_aside: true });
+                self.state = State::Restoring { wake, step: CopyStep::Fetching };
+            }
+            Uploaded::Unknown => {
+                let pause = Some(pause(ctx));
+                let step = CopyStep::Imaging { txid, nonce, pause };
+                self.state = State::Restoring { wake, step };
+            }
+            Uploaded::Failed(problem) => self.fail_replica(&problem, ctx),
+        }
+    }
+
+    fn open(&mut self, wake: Wake, base: Base, ctx: &mut Context<'_>) {
+        let Some(generation) = self.generation() else {
+            return self.lose("the lease was lost during the wake", ctx);
+        };
+        self.tip = Tip::Doubtful;
+        let (ticket, slot) = (self.ticket(), self.slot);
+        ctx.fx.push(Effect::OpenReplica { ticket, slot, generation, base });
+        self.state = State::Opening { wake };
+    }
+}
+
+/// The newest number that is named anywhere.
+fn named(before: Option<&HostRecord>, local: &LocalCopy, remote: &Remote) -> Txid {
+    let recorded = before.map_or(Txid(0), |record| record.txid);
+    let positioned = local.position.as_ref().map_or(Txid(0), |position| position.txid);
+    let listed = match remote {
+        Remote::Known(Some(tip)) => tip.txid,
+        Remote::Known(None) | Remote::Unasked => Txid(0),
+    };
+    recorded.max(positioned).max(listed)
+}
+
+fn pause(ctx: &Context<'_>) -> Mono {
+    ctx.now.mono + ctx.shared.settings.retry
+}
+
+impl RemoteTip {
+    /// A tip whose tag is known.
+    #[must_use]
+    pub fn tagged(txid: Txid, etag: ETag) -> Self {
+        Self { txid, etag: Some(etag) }
+    }
+}

@@ -1,0 +1,239 @@
+//! The lease: read, take by compare-and-swap, recognise by nonce (DESIGN section 5, rules 1 to 7).
+
+use alloc::format;
+use alloc::string::String;
+
+use super::{Context, HostEntry, Lease, LeasePut, LeaseStep, RETRY_AFTER, State, Tip, Wake};
+use crate::effect::{Effect, Expect, Reason, RecordKey};
+use crate::event::{Answer, Got, StoreProblem, Wrote};
+use crate::ids::{ETag, Generation, Txid};
+use crate::position::RemoteTip;
+use crate::record::{HostRecord, HostState, SessionRecord};
+use crate::time::Mono;
+
+impl HostEntry {
+    pub(super) fn begin_lease(&mut self, wake: Wake, ctx: &mut Context<'_>) {
+        if let Some(why) = ctx.session.refusal() {
+            let detail = String::from(why);
+            return self.fail_wake(Reason::NoSession, detail, ctx);
+        }
+        // The deadline is checked at each write: an answer may have come late.
+        if !ctx.session.may_write(ctx.now) {
+            self.state = State::Leasing { wake, step: LeaseStep::AwaitSession };
+            return;
+        }
+        match core::mem::replace(&mut self.lease, Lease::None) {
+            Lease::Remembered { record, etag } => self.take(wake, Some((record, etag)), ctx),
+            Lease::None | Lease::Owned { .. } => self.read_record(wake, ctx),
+        }
+    }
+
+    fn read_record(&mut self, wake: Wake, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Get(ticket, RecordKey::Host(self.host.clone())));
+        self.state = State::Leasing { wake, step: LeaseStep::Reading };
+    }
+
+    /// The session came to life: hosts that waited for it go on.
+    pub(crate) fn on_session_live(&mut self, ctx: &mut Context<'_>) {
+        if let State::Leasing { wake, step: LeaseStep::AwaitSession } = self.state {
+            self.begin_lease(wake, ctx);
+        }
+    }
+
+    /// Sends the compare-and-swap over `before`.
+    fn take(&mut self, wake: Wake, before: Option<(HostRecord, ETag)>, ctx: &mut Context<'_>) {
+        let Some(owner) = ctx.session.owner().filter(|_| ctx.session.may_write(ctx.now)) else {
+            self.state = State::Leasing { wake, step: LeaseStep::AwaitSession };
+            return;
+        };
+        let id = ctx.shared.settings.identity.id.clone();
+        let (before, expect) = match before {
+            None => (None, Expect::Absent),
+            Some((record, etag)) => (Some(record), Expect::Tag(etag)),
+        };
+        let generation = before.as_ref().map_or(Generation(1), |b| b.generation.next());
+        // Unbroken while nobody else stands between: the record still names this box.
+        let since = before.as_ref().filter(|b| b.id == id).map_or(generation, |b| b.since);
+        let record = HostRecord {
+            generation,
+            owner,
+            nonce: ctx.shared.nonces.fresh(),
+            id,
+            state: HostState::Owned,
+            since,
+            txid: before.as_ref().map_or(Txid(0), |b| b.txid),
+            etag: before.as_ref().and_then(|b| b.etag.clone()),
+            build: before.as_ref().and_then(|b| b.build.clone()),
+        };
+        let put = LeasePut { record, before, expect, pause: ctx.shared.settings.retry };
+        self.send_lease(wake, put, ctx);
+    }
+
+    fn send_lease(&mut self, wake: Wake, put: LeasePut, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        let key = RecordKey::Host(self.host.clone());
+        ctx.fx.push(Effect::Put(ticket, key, put.record.encode(), put.expect.clone()));
+        self.state = State::Leasing { wake, step: LeaseStep::Putting { put } };
+    }
+
+    pub(super) fn tick_lease(&mut self, wake: Wake, step: LeaseStep, ctx: &mut Context<'_>) {
+        match step {
+            LeaseStep::Pausing { put, until } if until <= ctx.now.mono => {
+                if ctx.session.may_write(ctx.now) {
+                    self.send_lease(wake, put, ctx);
+                } else {
+                    // Still undecided: it is repeated when the session may write again.
+                    let until = ctx.now.mono + put.pause;
+                    self.state = State::Leasing { wake, step: LeaseStep::Pausing { put, until } };
+                }
+            }
+            step @ (LeaseStep::AwaitSession
+            | LeaseStep::Reading
+            | LeaseStep::OwnerSession { .. }
+            | LeaseStep::Putting { .. }
+            | LeaseStep::Checking { .. }
+            | LeaseStep::Pausing { .. }) => self.state = State::Leasing { wake, step },
+        }
+    }
+
+    pub(super) fn on_lease(
+        &mut self,
+        wake: Wake,
+        step: LeaseStep,
+        answer: Answer,
+        ctx: &mut Context<'_>,
+    ) {
+        match (step, answer) {
+            (LeaseStep::Reading, Answer::Got(got)) => self.on_record(wake, got, ctx),
+            (LeaseStep::OwnerSession { record, etag }, Answer::Got(got)) => {
+                self.on_owner_session(wake, record, etag, got, ctx);
+            }
+            (LeaseStep::Putting { put }, Answer::Wrote(wrote)) => {
+                self.on_lease_put(wake, put, wrote, ctx);
+            }
+            (LeaseStep::Checking { put }, Answer::Got(Got::Found { body, etag })) => {
+                match HostRecord::decode(&body) {
+                    Ok(found) if found.nonce == put.record.nonce => self.own(wake, put, etag, ctx),
+                    Ok(_) | Err(_) => self.read_record(wake, ctx),
+                }
+            }
+            (LeaseStep::Checking { .. }, Answer::Got(Got::Absent)) => self.read_record(wake, ctx),
+            (LeaseStep::Checking { put }, Answer::Got(Got::Failed(_))) => {
+                self.pause_lease(wake, put, ctx);
+            }
+            (step, _) => self.state = State::Leasing { wake, step },
+        }
+    }
+
+    fn pause_lease(&mut self, wake: Wake, mut put: LeasePut, ctx: &mut Context<'_>) {
+        let until: Mono = ctx.now.mono + put.pause;
+        put.pause = put.pause.doubled(ctx.shared.settings.retry_max);
+        self.state = State::Leasing { wake, step: LeaseStep::Pausing { put, until } };
+    }
+
+    fn on_lease_put(&mut self, wake: Wake, put: LeasePut, wrote: Wrote, ctx: &mut Context<'_>) {
+        match wrote {
+            Wrote::Done(etag) => self.own(wake, put, etag, ctx),
+            Wrote::ConditionFailed => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Get(ticket, RecordKey::Host(self.host.clone())));
+                self.state = State::Leasing { wake, step: LeaseStep::Checking { put } };
+            }
+            Wrote::Conflict | Wrote::Unknown => self.pause_lease(wake, put, ctx),
+            Wrote::Failed(problem) => self.fail_store(&problem, ctx),
+        }
+    }
+
+    pub(super) fn fail_store(&mut self, problem: &StoreProblem, ctx: &mut Context<'_>) {
+        self.fail_wake(Reason::StoreDown, format!("store: {}", problem.detail()), ctx);
+    }
+
+    fn on_record(&mut self, wake: Wake, got: Got, ctx: &mut Context<'_>) {
+        let (record, etag) = match got {
+            Got::Absent => return self.take(wake, None, ctx),
+            Got::Failed(problem) => return self.fail_store(&problem, ctx),
+            Got::Found { body, etag } => match HostRecord::decode(&body) {
+                Ok(record) => (record, etag),
+                Err(error) => {
+                    return self.fail_wake(Reason::Elsewhere, format!("{error}"), ctx);
+                }
+            },
+        };
+        let own = record.id == ctx.shared.settings.identity.id;
+        match record.state {
+            HostState::Outside => {
+                let detail = "an outside supervisor runs this host".into();
+                self.fail_wake(Reason::Outside, detail, ctx);
+            }
+            HostState::Released => self.take(wake, Some((record, etag)), ctx),
+            // Ours, of this epoch or an earlier one: all instances of it were proven gone.
+            HostState::Owned if own => self.take(wake, Some((record, etag)), ctx),
+            HostState::Owned => {
+                let ticket = self.ticket();
+                let key = RecordKey::Session(record.owner.name.clone());
+                ctx.fx.push(Effect::Get(ticket, key));
+                let step = LeaseStep::OwnerSession { record, etag };
+                self.state = State::Leasing { wake, step };
+            }
+        }
+    }
+
+    fn on_owner_session(
+        &mut self,
+        wake: Wake,
+        record: HostRecord,
+        etag: ETag,
+        got: Got,
+        ctx: &mut Context<'_>,
+    ) {
+        let owner = &record.owner;
+        let lives = format!(
+            "box {} owns this host: wake it there, or run `dormouse takeover {}` when that box is gone",
+            owner.name, owner.name
+        );
+        match got {
+            Got::Found { body, .. } => match SessionRecord::decode(&body) {
+                Ok(session) => {
+                    let over =
+                        session.ended || session.fenced_by.is_some() || session.epoch > owner.epoch;
+                    if over {
+                        self.take(wake, Some((record, etag)), ctx);
+                    } else {
+                        self.fail_wake(Reason::Elsewhere, lives, ctx);
+                    }
+                }
+                Err(error) => self.fail_wake(Reason::Elsewhere, format!("{error}"), ctx),
+            },
+            Got::Absent => self.fail_wake(Reason::Elsewhere, lives, ctx),
+            Got::Failed(problem) => self.fail_store(&problem, ctx),
+        }
+    }
+
+    fn own(&mut self, wake: Wake, put: LeasePut, etag: ETag, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("leases_taken");
+        let LeasePut { record, before, .. } = put;
+        self.tip = match &before {
+            None => Tip::Known(None),
+            Some(before) => match before.state {
+                HostState::Released => Tip::Known(tip_of(before)),
+                HostState::Owned | HostState::Outside => Tip::Doubtful,
+            },
+        };
+        self.lease = Lease::Owned { record, etag, before };
+        self.begin_copy(wake, ctx);
+    }
+
+    /// The lease is gone: a wake that has started nothing yet just ends.
+    pub(super) fn lose(&mut self, detail: &str, ctx: &mut Context<'_>) {
+        self.lease = Lease::None;
+        self.tip = Tip::Doubtful;
+        self.refuse(Reason::Lost, detail.into(), RETRY_AFTER, ctx);
+        self.state = State::Asleep;
+    }
+}
+
+/// The newest file that a cleanly released record names.
+pub(super) fn tip_of(record: &HostRecord) -> Option<RemoteTip> {
+    (record.txid > Txid(0)).then(|| RemoteTip { txid: record.txid, etag: record.etag.clone() })
+}

@@ -1,0 +1,365 @@
+//! The sleep: question, SIGTERM, SIGKILL, proof, final sync; and the fenced order.
+
+use core::mem;
+
+use super::{Context, HostEntry, Lease, RETRY_AFTER, State, StopStep, Then, Tip, Why};
+use crate::effect::{Effect, Reason, Word};
+use crate::event::{Answer, Saved};
+use crate::ids::{Run, Txid};
+use crate::shared::Mode;
+use crate::time::Mono;
+
+impl HostEntry {
+    /// Stops what may be running, by the polite order. The word comes first.
+    pub(super) fn stop(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
+        if let Some(run) = run {
+            ctx.fx.push(Effect::Publish(self.slot, Word::Stopping(run)));
+        }
+        let asks = match &why {
+            Why::Idle | Why::Operator | Why::Leaving | Why::Removed => self.policy.asks_due,
+            Why::Died | Why::Leftover | Why::Failed(_) => false,
+        };
+        if asks {
+            self.ask_due(run, why, then, ctx);
+        } else {
+            self.terminate(run, why, then, ctx);
+        }
+    }
+
+    fn ask_due(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::AskDue(ticket, self.slot));
+        // The driver answers within its own bound; this one only guards against none at all.
+        let until = ctx.now.mono + ctx.shared.settings.grace;
+        self.state = State::Stopping { run, why, then, step: StopStep::Asking { until } };
+    }
+
+    fn terminate(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Terminate(ticket, self.slot));
+        let until = ctx.now.mono + ctx.shared.settings.grace;
+        self.state = State::Stopping { run, why, then, step: StopStep::Terminating { until } };
+    }
+
+    pub(super) fn kill(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Kill(ticket, self.slot));
+        let until = ctx.now.mono + ctx.shared.settings.proof;
+        self.state = State::Stopping { run, why, then, step: StopStep::Killing { until } };
+    }
+
+    /// What an earlier activator left running.
+    pub(crate) fn stop_leftover(&mut self, run: Run, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("leftovers_stopped");
+        self.stop(Some(run), Why::Leftover, Then::Sleep, ctx);
+    }
+
+    /// An operator's word, a shutdown or a removal.
+    pub(crate) fn rest(&mut self, why: Why, ctx: &mut Context<'_>) {
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Awake { run, .. } | State::Freezing { run } | State::Thawing { run } => {
+                self.stop(Some(run), why, Then::Sleep, ctx);
+            }
+            State::Frozen { run, .. } => {
+                // Frozen processes do not see SIGTERM: thaw first, its answer is of no interest.
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Thaw(ticket, self.slot));
+                self.stop(Some(run), why, Then::Sleep, ctx);
+            }
+            State::Starting { .. } | State::Attaching { .. } => {
+                let detail = "the wake was called off".into();
+                self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
+                self.kill(None, why, Then::Sleep, ctx);
+            }
+            State::Opening { .. } => {
+                ctx.fx.push(Effect::Abandon(self.slot));
+                self.call_off(ctx);
+            }
+            State::Leasing { .. } | State::Restoring { .. } => self.call_off(ctx),
+            State::Stopping { run, why, step, .. } => {
+                self.state = State::Stopping { run, why, then: Then::Sleep, step };
+            }
+            State::Saving { why, .. } => self.state = State::Saving { why, then: Then::Sleep },
+            State::Fenced { until, .. } => self.state = State::Fenced { then: Then::Sleep, until },
+            settled @ (State::Asleep
+            | State::Backoff { .. }
+            | State::Parking { .. }
+            | State::Unproven { .. }) => self.state = settled,
+        }
+    }
+
+    /// A wake that has started nothing. The attempt moves on: its late answers are dropped.
+    fn call_off(&mut self, ctx: &mut Context<'_>) {
+        let stale = self.ticket();
+        debug_assert_eq!(stale.attempt, self.attempt);
+        self.refuse(Reason::Leaving, "the wake was called off".into(), RETRY_AFTER, ctx);
+        self.state = State::Asleep;
+    }
+
+    /// The instance is dead or does not accept; whoever noticed wants it awake again.
+    pub(crate) fn on_died(&mut self, died: Run, wake_again: bool, ctx: &mut Context<'_>) {
+        let then = if wake_again { Then::WakeAgain } else { Then::Sleep };
+        match self.state {
+            State::Awake { run, .. } | State::Frozen { run, .. } if run == died => {
+                ctx.shared.counters.add("instances_died");
+                self.last_problem = Some("the instance exited by itself".into());
+                self.stop(Some(run), Why::Died, then, ctx);
+            }
+            State::Asleep
+            | State::Leasing { .. }
+            | State::Restoring { .. }
+            | State::Opening { .. }
+            | State::Starting { .. }
+            | State::Attaching { .. }
+            | State::Awake { .. }
+            | State::Freezing { .. }
+            | State::Frozen { .. }
+            | State::Thawing { .. }
+            | State::Stopping { .. }
+            | State::Saving { .. }
+            | State::Parking { .. }
+            | State::Fenced { .. }
+            | State::Unproven { .. }
+            | State::Backoff { .. } => {}
+        }
+    }
+
+    pub(super) fn on_stop(
+        &mut self,
+        run: Option<Run>,
+        why: Why,
+        then: Then,
+        step: StopStep,
+        answer: Answer,
+        ctx: &mut Context<'_>,
+    ) {
+        match (step, answer) {
+            (StopStep::Taking { since }, Answer::StopBusy) => {
+                ctx.shared.counters.add("idle_stops_taken_back");
+                let Some(run) = run else { return };
+                self.state = State::Awake { run, since };
+                if then == Then::WakeAgain {
+                    ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
+                }
+            }
+            (StopStep::Taking { .. }, Answer::StopTaken) => match run {
+                Some(run) if then == Then::WakeAgain => {
+                    // Asked for while the word said stopping: it never stopped.
+                    ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
+                    self.state = State::Awake { run, since: ctx.now.mono };
+                }
+                Some(run) if self.policy.frozen.is_some() => self.freeze(run, ctx),
+                Some(_) | None => self.stop(run, why, then, ctx),
+            },
+            (StopStep::Asking { .. }, Answer::Due(due)) => {
+                match due {
+                    Ok(due) => {
+                        self.due = due;
+                        ctx.fx.push(Effect::RecordDue(self.slot, due));
+                    }
+                    Err(_) => ctx.shared.counters.add("due_questions_failed"),
+                }
+                self.terminate(run, why, then, ctx);
+            }
+            (StopStep::Terminating { .. } | StopStep::Killing { .. }, Answer::Empty) => {
+                self.gone(why, then, ctx);
+            }
+            (step, _) => self.state = State::Stopping { run, why, then, step },
+        }
+    }
+
+    pub(super) fn tick_stop(
+        &mut self,
+        run: Option<Run>,
+        why: Why,
+        then: Then,
+        step: StopStep,
+        ctx: &mut Context<'_>,
+    ) {
+        match step {
+            StopStep::Asking { until } if until <= ctx.now.mono => {
+                self.terminate(run, why, then, ctx);
+            }
+            StopStep::Terminating { until } if until <= ctx.now.mono => {
+                ctx.shared.counters.add("graces_ended");
+                self.kill(run, why, then, ctx);
+            }
+            StopStep::Killing { until } if until <= ctx.now.mono => {
+                self.unproven(why, then, false, ctx);
+            }
+            step @ (StopStep::Taking { .. }
+            | StopStep::Asking { .. }
+            | StopStep::Terminating { .. }
+            | StopStep::Killing { .. }) => self.state = State::Stopping { run, why, then, step },
+        }
+    }
+
+    /// The cgroup is proven empty.
+    fn gone(&mut self, why: Why, then: Then, ctx: &mut Context<'_>) {
+        match why {
+            Why::Leftover => self.settle(then, ctx),
+            why @ (Why::Idle
+            | Why::Operator
+            | Why::Died
+            | Why::Leaving
+            | Why::Removed
+            | Why::Failed(_)) => {
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Save(ticket, self.slot));
+                self.state = State::Saving { why, then };
+            }
+        }
+    }
+
+    pub(super) fn on_saved(&mut self, why: Why, then: Then, answer: Answer, ctx: &mut Context<'_>) {
+        let Answer::Saved(saved) = answer else {
+            self.state = State::Saving { why, then };
+            return;
+        };
+        match saved {
+            Saved::Clean(tip) => {
+                self.least = self.least.max(tip.as_ref().map_or(Txid(0), |tip| tip.txid));
+                self.tip = Tip::Known(tip);
+            }
+            Saved::Unclean { why, .. } => {
+                ctx.shared.counters.add("unclean_sleeps");
+                self.tip = Tip::Doubtful;
+                // What failed first is what people want to know.
+                self.last_problem.get_or_insert(why);
+            }
+            Saved::StoodDown => {
+                ctx.shared.counters.add("leases_lost");
+                self.lease = Lease::None;
+                self.tip = Tip::Doubtful;
+            }
+        }
+        if let Why::Failed(failure) = why {
+            ctx.fx.push(Effect::Publish(self.slot, Word::Asleep));
+            self.back_off(failure.clone(), ctx);
+            if then == Then::WakeAgain {
+                ctx.fx.push(Effect::Refuse(self.slot, failure));
+            }
+            return;
+        }
+        self.settle(then, ctx);
+    }
+
+    /// Nothing runs any more.
+    pub(super) fn settle(&mut self, then: Then, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("sleeps");
+        ctx.fx.push(Effect::Publish(self.slot, Word::Asleep));
+        self.state = State::Asleep;
+        if then == Then::WakeAgain {
+            if ctx.shared.mode == Mode::Leaving || self.removed {
+                let detail = "the host is not woken any more".into();
+                self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
+            } else {
+                self.begin_wake(ctx);
+            }
+        }
+    }
+
+    pub(super) fn unproven(&mut self, why: Why, then: Then, fenced: bool, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("stops_unproven");
+        let detail = "the instance could not be proven gone".into();
+        self.refuse(Reason::Unproven, detail, ctx.shared.settings.proof, ctx);
+        self.kill_again(why, then, fenced, ctx);
+    }
+
+    pub(super) fn kill_again(&mut self, why: Why, then: Then, fenced: bool, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Kill(ticket, self.slot));
+        let until = ctx.now.mono + ctx.shared.settings.proof;
+        self.state = State::Unproven { why, then, fenced, until };
+    }
+
+    pub(super) fn on_late_proof(
+        &mut self,
+        why: Why,
+        then: Then,
+        fenced: bool,
+        until: Mono,
+        answer: &Answer,
+        ctx: &mut Context<'_>,
+    ) {
+        if *answer != Answer::Empty {
+            self.state = State::Unproven { why, then, fenced, until };
+        } else if fenced {
+            self.end_fenced(then, ctx);
+        } else {
+            self.gone(why, then, ctx);
+        }
+    }
+
+    /// The session or the lease is lost. The word first, then SIGKILL; no question, no drain.
+    pub(crate) fn fence(&mut self, detail: &str, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("fenced");
+        self.last_problem = Some(detail.into());
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Asleep | State::Backoff { .. } => {
+                self.lease = Lease::None;
+                self.tip = Tip::Doubtful;
+            }
+            State::Leasing { .. } | State::Restoring { .. } => {
+                let stale = self.ticket();
+                debug_assert_eq!(stale.attempt, self.attempt);
+                self.lose(detail, ctx);
+            }
+            State::Opening { .. } => {
+                ctx.fx.push(Effect::Abandon(self.slot));
+                let stale = self.ticket();
+                debug_assert_eq!(stale.attempt, self.attempt);
+                self.lose(detail, ctx);
+            }
+            State::Parking { step } => {
+                self.lease = Lease::None;
+                self.state = State::Parking { step };
+            }
+            State::Saving { .. } => {
+                ctx.fx.push(Effect::Abandon(self.slot));
+                let stale = self.ticket();
+                debug_assert_eq!(stale.attempt, self.attempt);
+                self.end_fenced(Then::Sleep, ctx);
+            }
+            State::Unproven { why, then, until, .. } => {
+                self.state = State::Unproven { why, then, fenced: true, until };
+            }
+            State::Starting { .. }
+            | State::Attaching { .. }
+            | State::Awake { .. }
+            | State::Freezing { .. }
+            | State::Frozen { .. }
+            | State::Thawing { .. }
+            | State::Stopping { .. }
+            | State::Fenced { .. } => {
+                ctx.fx.push(Effect::Publish(self.slot, Word::Asleep));
+                let ticket = self.ticket();
+                ctx.fx.push(Effect::Kill(ticket, self.slot));
+                ctx.fx.push(Effect::Abandon(self.slot));
+                self.refuse(Reason::Lost, detail.into(), RETRY_AFTER, ctx);
+                let until = ctx.now.mono + ctx.shared.settings.proof;
+                self.state = State::Fenced { then: Then::Sleep, until };
+            }
+        }
+    }
+
+    pub(super) fn on_fenced(
+        &mut self,
+        then: Then,
+        until: Mono,
+        answer: &Answer,
+        ctx: &mut Context<'_>,
+    ) {
+        if *answer == Answer::Empty {
+            self.end_fenced(then, ctx);
+        } else {
+            self.state = State::Fenced { then, until };
+        }
+    }
+
+    fn end_fenced(&mut self, then: Then, ctx: &mut Context<'_>) {
+        self.lease = Lease::None;
+        self.tip = Tip::Doubtful;
+        self.settle(then, ctx);
+    }
+}

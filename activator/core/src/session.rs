@@ -1,0 +1,512 @@
+//! The box's session: claimed, renewed, lost, ended (DESIGN section 5, rules 3 to 8).
+//!
+//! Continuity over a restart is proven by the nonce: all nonces of a process start with one random
+//! base, which is journalled before the first of them is sent, so that renewals need no fsync.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem;
+
+use crate::effect::{Effect, Entry, Expect, RecordKey};
+use crate::event::{Answer, Got, SessionMemo, Subject, Ticket, Wrote};
+use crate::ids::{Attempt, BoxName, ETag, Epoch};
+use crate::record::{Owner, SessionRecord};
+use crate::shared::{Shared, starts_with};
+use crate::time::{Deadline, Mono, Nanos, Now};
+
+/// A compare-and-swap that is repeated, byte for byte, until it is definite.
+#[derive(Clone, Debug)]
+struct Claim {
+    record: SessionRecord,
+    expect: Expect,
+    /// The deadline counts from before the first send of this nonce.
+    first_sent: Now,
+    pause: Nanos,
+    step: ClaimStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClaimStep {
+    Writing,
+    /// Read back: is the record's nonce ours?
+    Checking,
+    Pausing(Mono),
+}
+
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one session a process")]
+enum Next {
+    Renew(Mono),
+    Renewing(Claim),
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Not begun, or waiting until every instance of an earlier epoch is gone.
+    Down,
+    Reading,
+    Pausing {
+        until: Mono,
+        why: String,
+    },
+    Claiming(Claim),
+    Live {
+        record: SessionRecord,
+        etag: ETag,
+        deadline: Deadline,
+        next: Next,
+    },
+    /// The name belongs to another box.
+    Refused {
+        why: String,
+        until: Mono,
+    },
+    /// Fenced; its hosts are being killed.
+    Lost {
+        by: Option<BoxName>,
+    },
+    Ending(Claim),
+    Ended,
+}
+
+/// What the session's move means for the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing.
+    None,
+    /// It may now run hosts.
+    Live,
+    /// It may not any more: kill first.
+    Lost,
+    /// It ended, as far as the store allowed.
+    Ended,
+}
+
+/// The box's session.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    state: State,
+    attempt: Attempt,
+    memo: Option<SessionMemo>,
+}
+
+/// How often an `ended` record is tried before the activator goes without it.
+const END_TRIES_PAUSE_MAX: Nanos = Nanos::from_secs(2);
+
+impl Session {
+    pub(crate) const fn new() -> Self {
+        Self { state: State::Down, attempt: Attempt(0), memo: None }
+    }
+
+    pub(crate) fn remember(&mut self, memo: Option<SessionMemo>) {
+        self.memo = memo;
+    }
+
+    pub(crate) const fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// Whether a write may be sent now.
+    pub(crate) fn may_write(&self, now: Now) -> bool {
+        match &self.state {
+            State::Live { deadline, .. } => !deadline.passed(now),
+            State::Down
+            | State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Refused { .. }
+            | State::Lost { .. }
+            | State::Ending(_)
+            | State::Ended => false,
+        }
+    }
+
+    /// Who this session is, when it is live.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        match &self.state {
+            State::Live { record, .. } => {
+                Some(Owner { name: record.name.clone(), epoch: record.epoch })
+            }
+            State::Down
+            | State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Refused { .. }
+            | State::Lost { .. }
+            | State::Ending(_)
+            | State::Ended => None,
+        }
+    }
+
+    /// Why there is no session, when waiting will not help.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        match &self.state {
+            State::Refused { why, .. } => Some(why),
+            State::Down
+            | State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Live { .. }
+            | State::Lost { .. }
+            | State::Ending(_)
+            | State::Ended => None,
+        }
+    }
+
+    /// Its state for people: a word, and a detail.
+    pub(crate) fn describe(&self, now: Now) -> (&'static str, String) {
+        match &self.state {
+            State::Down => ("down", String::new()),
+            State::Reading | State::Claiming(_) => ("claiming", String::new()),
+            State::Pausing { why, .. } => ("claiming", why.clone()),
+            State::Live { deadline, record, .. } if deadline.passed(now) => {
+                ("unrenewed", format!("epoch {}: uploads wait for the store", record.epoch))
+            }
+            State::Live { record, .. } => ("live", format!("epoch {}", record.epoch)),
+            State::Refused { why, .. } => ("refused", why.clone()),
+            State::Lost { by: Some(by) } => ("lost", format!("fenced by {by}")),
+            State::Lost { by: None } => ("lost", "its record was replaced".into()),
+            State::Ending(_) => ("ending", String::new()),
+            State::Ended => ("ended", String::new()),
+        }
+    }
+
+    /// When it wants to be ticked.
+    pub(crate) fn next_due(&self) -> Option<Mono> {
+        match &self.state {
+            State::Pausing { until, .. } | State::Refused { until, .. } => Some(*until),
+            State::Claiming(claim)
+            | State::Ending(claim)
+            | State::Live { next: Next::Renewing(claim), .. } => match claim.step {
+                ClaimStep::Pausing(until) => Some(until),
+                ClaimStep::Writing | ClaimStep::Checking => None,
+            },
+            State::Live { next: Next::Renew(at), .. } => Some(*at),
+            State::Down | State::Reading | State::Lost { .. } | State::Ended => None,
+        }
+    }
+
+    /// Begins, or begins again after a loss. Every instance of an earlier epoch is gone.
+    pub(crate) fn begin(&mut self, shared: &Shared, fx: &mut Vec<Effect>) {
+        match self.state {
+            State::Down | State::Lost { .. } => self.read(shared, fx),
+            State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Live { .. }
+            | State::Refused { .. }
+            | State::Ending(_)
+            | State::Ended => {}
+        }
+    }
+
+    /// Whether it waits for the hosts of an earlier epoch to be gone.
+    pub(crate) const fn waits_for_hosts(&self) -> bool {
+        matches!(self.state, State::Down | State::Lost { .. })
+    }
+
+    /// Ends it; false when it must be asked again later (a renewal is in flight).
+    pub(crate) fn end(&mut self, shared: &mut Shared, now: Now, fx: &mut Vec<Effect>) -> bool {
+        match &self.state {
+            State::Live { next: Next::Renewing(_), .. } | State::Ending(_) => false,
+            State::Live { record, etag, next: Next::Renew(_), .. } => {
+                let nonce = shared.nonces.fresh();
+                let record = SessionRecord { ended: true, nonce, ..record.clone() };
+                let claim = Claim {
+                    record,
+                    expect: Expect::Tag(etag.clone()),
+                    first_sent: now,
+                    pause: shared.settings.retry,
+                    step: ClaimStep::Writing,
+                };
+                self.send(&claim, shared, fx);
+                self.state = State::Ending(claim);
+                false
+            }
+            State::Down
+            | State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Refused { .. }
+            | State::Lost { .. }
+            | State::Ended => {
+                self.state = State::Ended;
+                true
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self, shared: &mut Shared, now: Now, fx: &mut Vec<Effect>) {
+        let due = self.next_due().is_some_and(|at| at <= now.mono);
+        if !due {
+            return;
+        }
+        match mem::replace(&mut self.state, State::Down) {
+            State::Pausing { .. } | State::Refused { .. } => self.read(shared, fx),
+            State::Claiming(claim) => self.state = State::Claiming(self.resend(claim, shared, fx)),
+            State::Ending(claim) => self.state = State::Ending(self.resend(claim, shared, fx)),
+            State::Live { record, etag, deadline, next } => {
+                let claim = match next {
+                    Next::Renewing(claim) => self.resend(claim, shared, fx),
+                    Next::Renew(_) => {
+                        let nonce = shared.nonces.fresh();
+                        let claim = Claim {
+                            record: SessionRecord { nonce, ..record.clone() },
+                            expect: Expect::Tag(etag.clone()),
+                            first_sent: now,
+                            pause: shared.settings.retry,
+                            step: ClaimStep::Writing,
+                        };
+                        self.send(&claim, shared, fx);
+                        claim
+                    }
+                };
+                self.state = State::Live { record, etag, deadline, next: Next::Renewing(claim) };
+            }
+            other @ (State::Down | State::Reading | State::Lost { .. } | State::Ended) => {
+                self.state = other;
+            }
+        }
+    }
+
+    /// An answer with the current ticket.
+    pub(crate) fn on_answer(
+        &mut self,
+        shared: &mut Shared,
+        now: Now,
+        answer: Answer,
+        fx: &mut Vec<Effect>,
+    ) -> Turn {
+        match mem::replace(&mut self.state, State::Down) {
+            State::Reading => {
+                let Answer::Got(got) = answer else { return self.stay(State::Reading) };
+                self.on_read(shared, now, got, fx);
+                Turn::None
+            }
+            State::Claiming(claim) => self.on_claim(claim, None, shared, now, answer, fx),
+            State::Live { record, etag, deadline, next: Next::Renewing(claim) } => {
+                let live = Live { record, etag, deadline };
+                self.on_claim(claim, Some(live), shared, now, answer, fx)
+            }
+            State::Ending(claim) => self.on_ending(claim, shared, now, &answer),
+            other @ (State::Down
+            | State::Pausing { .. }
+            | State::Live { .. }
+            | State::Refused { .. }
+            | State::Lost { .. }
+            | State::Ended) => self.stay(other),
+        }
+    }
+
+    fn stay(&mut self, state: State) -> Turn {
+        self.state = state;
+        Turn::None
+    }
+
+    fn key(shared: &Shared) -> RecordKey {
+        RecordKey::Session(shared.settings.identity.name.clone())
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.attempt = Attempt(self.attempt.0.saturating_add(1));
+        Ticket { subject: Subject::Session, attempt: self.attempt }
+    }
+
+    fn read(&mut self, shared: &Shared, fx: &mut Vec<Effect>) {
+        let ticket = self.ticket();
+        fx.push(Effect::Get(ticket, Self::key(shared)));
+        self.state = State::Reading;
+    }
+
+    fn send(&mut self, claim: &Claim, shared: &Shared, fx: &mut Vec<Effect>) {
+        let ticket = self.ticket();
+        let body = claim.record.encode();
+        fx.push(Effect::Put(ticket, Self::key(shared), body, claim.expect.clone()));
+    }
+
+    fn resend(&mut self, mut claim: Claim, shared: &Shared, fx: &mut Vec<Effect>) -> Claim {
+        claim.step = ClaimStep::Writing;
+        self.send(&claim, shared, fx);
+        claim
+    }
+
+    fn on_read(&mut self, shared: &mut Shared, now: Now, got: Got, fx: &mut Vec<Effect>) {
+        let memo_epoch = self.memo.as_ref().map_or(Epoch(0), |memo| memo.epoch);
+        match got {
+            Got::Absent => self.claim(memo_epoch.next(), Expect::Absent, shared, now, fx),
+            Got::Found { body, etag } => match SessionRecord::decode(&body) {
+                Err(error) => self.refuse(format!("{error}"), shared, now),
+                Ok(record) => {
+                    let over = record.ended || record.fenced_by.is_some();
+                    if record.id != shared.settings.identity.id && !over {
+                        let why = format!(
+                            "the name {} is in use by another box (id {}): give this box another \
+                             name, or run `dormouse takeover {}` when that box is gone",
+                            record.name, record.id, record.name
+                        );
+                        return self.refuse(why, shared, now);
+                    }
+                    let epoch = if !over && self.continues(&record) {
+                        record.epoch
+                    } else {
+                        record.epoch.max(memo_epoch).next()
+                    };
+                    self.claim(epoch, Expect::Tag(etag), shared, now, fx);
+                }
+            },
+            Got::Failed(problem) => {
+                let until = now.mono + shared.settings.retry_max;
+                self.state = State::Pausing { until, why: problem.detail().into() };
+            }
+        }
+    }
+
+    fn refuse(&mut self, why: String, shared: &Shared, now: Now) {
+        self.state = State::Refused { why, until: now.mono + shared.settings.ttl };
+    }
+
+    /// Whether the record was written by this very state directory under a journalled base.
+    fn continues(&self, record: &SessionRecord) -> bool {
+        self.memo.as_ref().is_some_and(|memo| {
+            memo.epoch == record.epoch
+                && memo.bases.iter().any(|base| starts_with(&record.nonce, base))
+        })
+    }
+
+    fn claim(
+        &mut self,
+        epoch: Epoch,
+        expect: Expect,
+        shared: &mut Shared,
+        now: Now,
+        fx: &mut Vec<Effect>,
+    ) {
+        let base = String::from(shared.nonces.base());
+        let known = match self.memo.as_mut() {
+            Some(memo) if memo.epoch == epoch => {
+                if !memo.bases.contains(&base) {
+                    memo.bases.push(base.clone());
+                }
+                true
+            }
+            Some(_) | None => false,
+        };
+        if !known {
+            self.memo = Some(SessionMemo { epoch, bases: vec![base.clone()] });
+        }
+        fx.push(Effect::Journal(Entry::Session { epoch, base }));
+        let identity = &shared.settings.identity;
+        let record = SessionRecord {
+            name: identity.name.clone(),
+            id: identity.id.clone(),
+            epoch,
+            nonce: shared.nonces.fresh(),
+            ttl_ms: shared.settings.ttl.0 / crate::time::MILLI_NS,
+            boot_id: shared.settings.identity.boot_id.clone(),
+            ended: false,
+            fenced_by: None,
+        };
+        let claim = Claim {
+            record,
+            expect,
+            first_sent: now,
+            pause: shared.settings.retry,
+            step: ClaimStep::Writing,
+        };
+        self.send(&claim, shared, fx);
+        self.state = State::Claiming(claim);
+    }
+
+    fn on_claim(
+        &mut self,
+        mut claim: Claim,
+        live: Option<Live>,
+        shared: &mut Shared,
+        now: Now,
+        answer: Answer,
+        fx: &mut Vec<Effect>,
+    ) -> Turn {
+        match (claim.step, answer) {
+            (ClaimStep::Writing, Answer::Wrote(Wrote::Done(etag))) => {
+                return self.adopt(claim, etag, shared, fx);
+            }
+            (ClaimStep::Writing, Answer::Wrote(Wrote::ConditionFailed)) => {
+                claim.step = ClaimStep::Checking;
+                let ticket = self.ticket();
+                fx.push(Effect::Get(ticket, Self::key(shared)));
+            }
+            (ClaimStep::Checking, Answer::Got(Got::Found { body, etag })) => {
+                match SessionRecord::decode(&body) {
+                    Ok(found) if found.nonce == claim.record.nonce => {
+                        return self.adopt(claim, etag, shared, fx);
+                    }
+                    found => {
+                        let by = found.ok().and_then(|record| record.fenced_by);
+                        return self.passed_over(live.is_some(), by, shared, fx);
+                    }
+                }
+            }
+            (ClaimStep::Checking, Answer::Got(Got::Absent)) => {
+                return self.passed_over(live.is_some(), None, shared, fx);
+            }
+            (_, _) => {
+                claim.step = ClaimStep::Pausing(now.mono + claim.pause);
+                claim.pause = claim.pause.doubled(shared.settings.retry_max);
+            }
+        }
+        self.state = match live {
+            None => State::Claiming(claim),
+            Some(Live { record, etag, deadline }) => {
+                State::Live { record, etag, deadline, next: Next::Renewing(claim) }
+            }
+        };
+        Turn::None
+    }
+
+    fn adopt(&mut self, claim: Claim, etag: ETag, shared: &Shared, fx: &mut Vec<Effect>) -> Turn {
+        let settings = &shared.settings;
+        let deadline = Deadline::after(claim.first_sent, settings.usable());
+        fx.push(Effect::Deadline(Some(deadline)));
+        let next = Next::Renew(claim.first_sent.mono + Nanos(settings.ttl.0 / 3));
+        self.state = State::Live { record: claim.record, etag, deadline, next };
+        Turn::Live
+    }
+
+    /// Somebody else's record stands where ours was to stand.
+    fn passed_over(
+        &mut self,
+        was_live: bool,
+        by: Option<BoxName>,
+        shared: &mut Shared,
+        fx: &mut Vec<Effect>,
+    ) -> Turn {
+        if was_live {
+            shared.counters.add("session_lost");
+            fx.push(Effect::Deadline(None));
+            self.state = State::Lost { by };
+            return Turn::Lost;
+        }
+        self.read(shared, fx);
+        Turn::None
+    }
+
+    fn on_ending(&mut self, mut claim: Claim, shared: &Shared, now: Now, answer: &Answer) -> Turn {
+        let undecided = matches!(answer, Answer::Wrote(Wrote::Unknown | Wrote::Conflict));
+        if undecided && claim.pause < END_TRIES_PAUSE_MAX {
+            claim.step = ClaimStep::Pausing(now.mono + claim.pause);
+            claim.pause = claim.pause.doubled(shared.settings.retry_max);
+            return self.stay(State::Ending(claim));
+        }
+        self.state = State::Ended;
+        Turn::Ended
+    }
+}
+
+struct Live {
+    record: SessionRecord,
+    etag: ETag,
+    deadline: Deadline,
+}

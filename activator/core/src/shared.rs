@@ -1,0 +1,75 @@
+//! What every part of the core may look at: settings, nonces, counters, mode.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+
+use crate::ids::Nonce;
+use crate::settings::Settings;
+
+/// Whether the activator stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It does.
+    Staying,
+    /// It puts everything to sleep and goes.
+    Leaving,
+}
+
+/// Nonces of this process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Nonces {
+    base: String,
+    next: u64,
+}
+
+impl Nonces {
+    pub(crate) const fn new(base: String) -> Self {
+        Self { base, next: 0 }
+    }
+
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    pub(crate) fn fresh(&mut self) -> Nonce {
+        self.next = self.next.saturating_add(1);
+        Nonce(format!("{}.{}", self.base, self.next))
+    }
+}
+
+/// Whether `nonce` is `base`, a dot, and more.
+pub(crate) fn starts_with(nonce: &Nonce, base: &str) -> bool {
+    nonce.0.strip_prefix(base).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Counters by name; they only rise.
+#[derive(Clone, Debug, Default)]
+pub struct Counters(BTreeMap<&'static str, u64>);
+
+impl Counters {
+    pub(crate) fn add(&mut self, name: &'static str) {
+        let count = self.0.entry(name).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.0.iter().map(|(name, count)| (*name, *count))
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+}
+
+/// What every part of the core may look at.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: Settings,
+    pub(crate) nonces: Nonces,
+    pub(crate) counters: Counters,
+    pub(crate) mode: Mode,
+}

@@ -1,0 +1,119 @@
+//! One cgroup v2 directory: made, killed, frozen, proven empty (kernel 5.14+ for `cgroup.kill`).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Where cgroup v2 is mounted: alone, or beside v1 (hybrid).
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// The cgroup v2 directory of this process, when the machine has one.
+pub(crate) fn own_directory() -> io::Result<PathBuf> {
+    let mount = MOUNTS
+        .iter()
+        .map(Path::new)
+        .find(|mount| mount.join("cgroup.procs").exists())
+        .ok_or_else(|| io::Error::other("no cgroup v2 is mounted"))?;
+    let text = fs::read_to_string("/proc/self/cgroup")?;
+    let own = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .ok_or_else(|| io::Error::other("this process is in no v2 cgroup"))?;
+    Ok(mount.join(own.trim_start_matches('/')))
+}
+
+/// One cgroup.
+#[derive(Clone, Debug)]
+pub(crate) struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes the directory, with its parents.
+    pub(crate) fn create(dir: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&dir)?;
+        Ok(Self { dir })
+    }
+
+    /// A directory that is there already.
+    pub(crate) const fn at(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    /// Open for a child to write its own pid into.
+    pub(crate) fn procs(&self) -> io::Result<File> {
+        OpenOptions::new().write(true).open(self.dir.join("cgroup.procs"))
+    }
+
+    /// Whether any process is in it or below.
+    pub(crate) fn is_populated(&self) -> io::Result<bool> {
+        match fs::read_to_string(self.dir.join("cgroup.events")) {
+            Ok(text) => Ok(says_populated(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Kills all of it, forks in flight included.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        match fs::write(self.dir.join("cgroup.kill"), "1") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.dir.exists() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Stops or starts the scheduling of all of it.
+    pub(crate) fn freeze(&self, frozen: bool) -> io::Result<()> {
+        fs::write(self.dir.join("cgroup.freeze"), if frozen { "1" } else { "0" })
+    }
+
+    /// Pids in it, not below it.
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Removes the empty directory.
+    pub(crate) fn remove(&self) {
+        // Below an instance there may be cgroups that it made itself.
+        if let Ok(children) = fs::read_dir(&self.dir) {
+            for child in children.flatten().filter(|c| c.path().is_dir()) {
+                Self::at(child.path()).remove();
+            }
+        }
+        // A directory that stays is empty, and is found and removed at the next start.
+        drop(fs::remove_dir(&self.dir));
+    }
+
+    /// Waits until no process is in it or below.
+    pub(crate) async fn empty(&self) -> io::Result<()> {
+        let events = match File::open(self.dir.join("cgroup.events")) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the file is owned by the `AsyncFd` and closed with it.
+        let events = unsafe { AsyncFd::register_with_interest(events, Interest::PRIORITY) }?;
+        loop {
+            // Reading rearms the notification: what changes afterwards wakes us.
+            let mut file = events.get_ref();
+            let mut text = String::new();
+            file.rewind()?;
+            match file.read_to_string(&mut text) {
+                Ok(_) if !says_populated(&text) => return Ok(()),
+                Ok(_) => {}
+                // The directory was removed under us: nothing can be in it.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            events.ready(Interest::PRIORITY).await?.clear_ready();
+        }
+    }
+}
+
+fn says_populated(events: &str) -> bool {
+    events.lines().any(|line| line == "populated 1")
+}

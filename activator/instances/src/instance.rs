@@ -1,0 +1,191 @@
+//! One running instance: asked to stop, killed, frozen, and proven gone.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use crate::cgroup::Cgroup;
+use crate::processes;
+use crate::spawn::Child;
+
+/// Between two looks at /proc, where there is no cgroup that could tell.
+const SCAN: Duration = Duration::from_millis(20);
+
+/// How an instance is told from everything else.
+#[derive(Clone, Debug)]
+pub(crate) enum Boundary {
+    /// By its cgroup.
+    Cgroup(Cgroup),
+    /// By the mark in its environment.
+    Mark,
+}
+
+/// One running instance. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    identity: String,
+    boundary: Boundary,
+    /// The first process; absent for one that an earlier activator started.
+    leader: Option<Leader>,
+}
+
+#[derive(Debug)]
+struct Leader {
+    pid: Pid,
+    pidfd: Arc<OwnedFd>,
+    /// How it ended, once it has.
+    ended: watch::Receiver<Option<String>>,
+}
+
+impl Instance {
+    pub(crate) fn started(identity: String, boundary: Boundary, child: Child) -> Self {
+        let (sender, ended) = watch::channel(None);
+        let pidfd = Arc::new(child.pidfd);
+        tokio::spawn(reap(Arc::clone(&pidfd), sender));
+        let leader = Some(Leader { pid: child.pid, pidfd, ended });
+        Self { inner: Arc::new(Inner { identity, boundary, leader }) }
+    }
+
+    pub(crate) fn found(identity: String, boundary: Boundary) -> Self {
+        Self { inner: Arc::new(Inner { identity, boundary, leader: None }) }
+    }
+
+    /// Its first process, for people.
+    #[must_use]
+    pub fn pid(&self) -> Option<i32> {
+        self.inner.leader.as_ref().map(|leader| leader.pid.as_raw())
+    }
+
+    /// SIGTERM to the first process; to all where it is not known.
+    pub fn terminate(&self) {
+        if let Some(leader) = &self.inner.leader {
+            signal(&leader.pidfd, libc::SIGTERM);
+            return;
+        }
+        for pid in self.pids() {
+            // One that is gone by now needs no signal.
+            nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
+        }
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => cgroup.pids(),
+            Boundary::Mark => {
+                let own = |found: &processes::Marked| found.identity == self.inner.identity;
+                processes::marked().into_iter().filter(own).map(|found| found.pid).collect()
+            }
+        }
+    }
+
+    /// SIGKILL to all of it.
+    pub fn kill(&self) -> io::Result<()> {
+        if let Some(leader) = &self.inner.leader {
+            signal(&leader.pidfd, libc::SIGKILL);
+        }
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => cgroup.kill(),
+            Boundary::Mark => {
+                processes::kill_marked(&self.inner.identity);
+                Ok(())
+            }
+        }
+    }
+
+    /// Freezes or thaws all of it.
+    pub fn freeze(&self, frozen: bool) -> io::Result<()> {
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => cgroup.freeze(frozen),
+            Boundary::Mark => Err(io::Error::other("freezing needs cgroup v2")),
+        }
+    }
+
+    /// Returns when the first process has ended, and says how.
+    pub async fn ended(&self) -> String {
+        let Some(leader) = &self.inner.leader else { return "was not ours to wait for".to_owned() };
+        let mut ended = leader.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(how) => how.clone().unwrap_or_default(),
+            Err(_) => "ended".to_owned(),
+        }
+    }
+
+    /// Returns when nothing of it is left: first process reaped, cgroup empty.
+    pub async fn gone(&self) -> io::Result<()> {
+        if self.inner.leader.is_some() {
+            self.ended().await;
+        }
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => {
+                cgroup.empty().await?;
+                cgroup.remove();
+            }
+            Boundary::Mark => {
+                while processes::any_marked(&self.inner.identity) {
+                    reap_orphans();
+                    tokio::time::sleep(SCAN).await;
+                }
+                reap_orphans();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything of it is left; an unreadable cgroup counts as something.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => cgroup.is_populated().unwrap_or(true),
+            Boundary::Mark => processes::any_marked(&self.inner.identity),
+        }
+    }
+}
+
+fn signal(pidfd: &OwnedFd, number: libc::c_int) {
+    let info: *const libc::siginfo_t = std::ptr::null();
+    // SAFETY: takes no pointer but a null one; the descriptor is open. A process that is gone
+    // needs no signal, so the outcome does not matter.
+    unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, info, 0);
+    }
+}
+
+async fn reap(pidfd: Arc<OwnedFd>, sender: watch::Sender<Option<String>>) {
+    let how = match wait_exit(&pidfd).await {
+        Ok(WaitStatus::Exited(_, code)) => format!("exited with status {code}"),
+        Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
+        Ok(_) | Err(_) => "ended".to_owned(),
+    };
+    // Nobody may be left to hear it.
+    drop(sender.send(Some(how)));
+}
+
+async fn wait_exit(pidfd: &Arc<OwnedFd>) -> io::Result<WaitStatus> {
+    // SAFETY: the shared descriptor stays open at least as long as this share of it.
+    let ready = unsafe { AsyncFd::register(Arc::clone(pidfd)) }?;
+    // A pidfd is readable once its process has ended, and stays so.
+    drop(ready.readable().await?);
+    Ok(waitid(Id::PIDFd(std::os::fd::AsFd::as_fd(pidfd)), WaitPidFlag::WEXITED)?)
+}
+
+/// As the subreaper: collects descendants whose parents are gone.
+fn reap_orphans() {
+    loop {
+        match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+            Ok(WaitStatus::StillAlive) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Where instances are started, and where those of an earlier activator are found.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::cgroup::{Cgroup, own_directory};
+use crate::instance::{Boundary, Instance};
+use crate::processes::{self, MARK};
+use crate::spawn::{Prepared, spawn};
+
+/// How instances are held together on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Containment {
+    /// A cgroup an instance, below this directory.
+    Cgroup(PathBuf),
+    /// Child subreaper and a scan of /proc, for this reason.
+    Scan(String),
+}
+
+/// What to start.
+#[derive(Debug)]
+pub struct Start {
+    /// The host, as a directory name.
+    pub host: String,
+    /// The number of the run.
+    pub run: u64,
+    /// Executable, an absolute path.
+    pub program: PathBuf,
+    /// Arguments, without the program's own name.
+    pub args: Vec<String>,
+    /// The whole environment.
+    pub env: BTreeMap<String, String>,
+    /// Working directory.
+    pub dir: PathBuf,
+    /// Where stdout and stderr go.
+    pub log: PathBuf,
+    /// Handed over as descriptor 3 with `LISTEN_FDS=1`.
+    pub listener: Option<OwnedFd>,
+}
+
+/// An instance that an earlier activator left running.
+#[derive(Debug)]
+pub struct Leftover {
+    /// The host.
+    pub host: String,
+    /// Its run.
+    pub run: u64,
+    /// To be stopped.
+    pub instance: Instance,
+}
+
+/// Why an instance was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// Its executable cannot be run.
+    #[error("{program}: {source}")]
+    Exec {
+        /// The executable.
+        program: String,
+        /// Which step failed and why.
+        source: io::Error,
+    },
+    /// Its log cannot be opened.
+    #[error("{path}: cannot be opened for the instance's output: {source}")]
+    Log {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its cgroup cannot be made.
+    #[error("no cgroup for the instance: {0}")]
+    Cgroup(io::Error),
+    /// A path or value has a zero byte in it.
+    #[error("{0} has a zero byte in it")]
+    Zero(&'static str),
+}
+
+/// A log that has grown over this is moved aside at the next start.
+const LOG_BYTES_MAX: u64 = 10 * 1024 * 1024; // and one older file: 20 MiB a host
+
+/// Where instances are started.
+#[derive(Clone, Debug)]
+pub struct Nursery {
+    containment: Containment,
+}
+
+impl Nursery {
+    /// Finds out how instances can be held together. The cgroup directory is remembered in
+    /// `run_dir`, since a restarted activator may find itself in another cgroup.
+    pub fn open(run_dir: &Path) -> io::Result<Self> {
+        let memo = run_dir.join("cgroup");
+        if let Ok(remembered) = fs::read_to_string(&memo) {
+            let dir = PathBuf::from(remembered.trim());
+            if dir.join("cgroup.procs").exists() {
+                return Ok(Self { containment: Containment::Cgroup(dir) });
+            }
+        }
+        let made = own_directory().and_then(|own| {
+            // One nursery a run directory, found again by it.
+            let meta = fs::metadata(run_dir)?;
+            let dir = own.join(format!("dormouse-instances.{:x}-{:x}", meta.dev(), meta.ino()));
+            let cgroup = Cgroup::create(dir.clone())?;
+            // A probe: both are needed for a proof.
+            cgroup.is_populated()?;
+            if !dir.join("cgroup.kill").exists() {
+                return Err(io::Error::other("cgroup.kill is missing: the kernel is before 5.14"));
+            }
+            fs::write(&memo, dir.display().to_string())?;
+            Ok(dir)
+        });
+        let containment = match made {
+            Ok(dir) => Containment::Cgroup(dir),
+            Err(error) => {
+                nix::sys::prctl::set_child_subreaper(true)?;
+                Containment::Scan(error.to_string())
+            }
+        };
+        Ok(Self { containment })
+    }
+
+    /// A nursery without cgroups, as on a machine that has none.
+    pub fn without_cgroups(reason: &str) -> io::Result<Self> {
+        nix::sys::prctl::set_child_subreaper(true)?;
+        Ok(Self { containment: Containment::Scan(reason.to_owned()) })
+    }
+
+    /// How instances are held together.
+    #[must_use]
+    pub const fn containment(&self) -> &Containment {
+        &self.containment
+    }
+
+    /// What an earlier activator left running.
+    #[must_use]
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        let mut found: BTreeMap<String, Boundary> = BTreeMap::new();
+        if let Containment::Cgroup(base) = &self.containment {
+            for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+                let cgroup = Cgroup::at(entry.path());
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                if !entry.path().is_dir() {
+                    continue;
+                }
+                if cgroup.is_populated().unwrap_or(true) {
+                    found.insert(name, Boundary::Cgroup(cgroup));
+                } else {
+                    cgroup.remove();
+                }
+            }
+        }
+        if let Containment::Scan(_) = &self.containment {
+            for marked in processes::marked() {
+                found.entry(marked.identity).or_insert(Boundary::Mark);
+            }
+        }
+        found
+            .into_iter()
+            .filter_map(|(identity, boundary)| {
+                let (host, run) = identity.rsplit_once('@')?;
+                Some(Leftover {
+                    host: host.to_owned(),
+                    run: run.parse().ok()?,
+                    instance: Instance::found(identity.clone(), boundary),
+                })
+            })
+            .collect()
+    }
+
+    /// Starts an instance; returns when its executable runs.
+    pub fn start(&self, start: Start) -> Result<Instance, SpawnError> {
+        let identity = format!("{}@{}", start.host, start.run);
+        let boundary = match &self.containment {
+            Containment::Cgroup(base) => {
+                let cgroup = Cgroup::create(base.join(&identity)).map_err(SpawnError::Cgroup)?;
+                Boundary::Cgroup(cgroup)
+            }
+            Containment::Scan(_) => Boundary::Mark,
+        };
+        let cgroup = match &boundary {
+            Boundary::Cgroup(cgroup) => Some(cgroup.procs().map_err(SpawnError::Cgroup)?),
+            Boundary::Mark => None,
+        };
+        let program = start.program.display().to_string();
+        let prepared = prepare(start, &identity, cgroup)?;
+        match spawn(&prepared) {
+            Ok(child) => Ok(Instance::started(identity, boundary, child)),
+            Err(source) => {
+                if let Boundary::Cgroup(cgroup) = &boundary {
+                    cgroup.remove();
+                }
+                Err(SpawnError::Exec { program, source })
+            }
+        }
+    }
+
+    /// Removes its cgroup directory; it is empty once all instances are gone.
+    pub fn close(&self) {
+        if let Containment::Cgroup(base) = &self.containment {
+            Cgroup::at(base.clone()).remove();
+        }
+    }
+}
+
+fn prepare(mut start: Start, identity: &str, cgroup: Option<File>) -> Result<Prepared, SpawnError> {
+    let text = |bytes: Vec<u8>, what| CString::new(bytes).map_err(|_| SpawnError::Zero(what));
+    let path = |path: &Path, what| {
+        use std::os::unix::ffi::OsStrExt;
+        text(path.as_os_str().as_bytes().to_vec(), what)
+    };
+    let log = |source| SpawnError::Log { path: start.log.display().to_string(), source };
+    let output = open_log(&start.log).map_err(log)?;
+    let stdin = File::open("/dev/null").map_err(log)?;
+    start.env.insert(MARK.to_owned(), identity.to_owned());
+    if start.listener.is_some() {
+        start.env.insert("LISTEN_FDS".to_owned(), "1".to_owned());
+        start.env.insert("LISTEN_FDNAMES".to_owned(), "http".to_owned());
+    }
+    let program = path(&start.program, "the executable")?;
+    let mut args = vec![program.clone()];
+    for arg in start.args {
+        args.push(text(arg.into_bytes(), "an argument")?);
+    }
+    let mut env = Vec::new();
+    for (key, value) in start.env {
+        env.push(text(format!("{key}={value}").into_bytes(), "an environment value")?);
+    }
+    let dir = path(&start.dir, "the directory")?;
+    Ok(Prepared { program, args, env, dir, stdin, output, listener: start.listener, cgroup })
+}
+
+fn open_log(path: &Path) -> io::Result<File> {
+    if fs::metadata(path).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX) {
+        fs::rename(path, path.with_extension("log.1"))?;
+    }
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+}
+
+#[cfg(test)]
+#[path = "nursery_tests.rs"]
+mod tests;

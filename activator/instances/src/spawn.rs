@@ -1,0 +1,237 @@
+//! The start of a process: clone with a shared address space and a stack of its own, as
+//! `posix_spawn` does it, so that the cost does not grow with the activator.
+//!
+//! The child moves itself into its cgroup before it execs: no descendant can be outside. It calls
+//! nothing but system calls, and tells why it failed through the memory that it shares.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::unistd::Pid;
+
+/// What to start, all of it prepared by the parent.
+pub(crate) struct Prepared {
+    pub(crate) program: CString,
+    pub(crate) args: Vec<CString>,
+    pub(crate) env: Vec<CString>,
+    pub(crate) dir: CString,
+    pub(crate) stdin: File,
+    pub(crate) output: File,
+    /// Becomes descriptor 3, as `LISTEN_FDS` says.
+    pub(crate) listener: Option<OwnedFd>,
+    /// `cgroup.procs`, open for writing.
+    pub(crate) cgroup: Option<File>,
+}
+
+/// A started process.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pub(crate) pid: Pid,
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// The child's stack: system calls alone need little, and a page more guards nothing.
+const STACK_BYTES: usize = 64 * 1024;
+
+struct Request {
+    program: *const libc::c_char,
+    argv: Vec<*const libc::c_char>,
+    envp: Vec<*const libc::c_char>,
+    dir: *const libc::c_char,
+    fds: [RawFd; 3],
+    listener: Option<RawFd>,
+    cgroup: Option<RawFd>,
+    /// `LISTEN_PID=` with room for the digits that only the child knows.
+    listen_pid: [u8; LISTEN_PID_BYTES],
+    /// Which step failed, and its errno; step 0 is success.
+    failed: (i32, i32),
+}
+
+const LISTEN_PID: &[u8] = b"LISTEN_PID=";
+const LISTEN_PID_BYTES: usize = 11 + 10 + 1; // the name, the digits of 2^32, a zero
+
+const STEPS: [&str; 7] = [
+    "start",
+    "join the cgroup",
+    "make a session",
+    "enter the directory",
+    "set no_new_privs",
+    "pass descriptors",
+    "exec",
+];
+
+/// Starts it; returns when it has execed, or says which step failed.
+pub(crate) fn spawn(prepared: &Prepared) -> io::Result<Child> {
+    let mut request = request(prepared);
+    let mut stack = vec![0_u8; STACK_BYTES];
+    let mut pidfd: RawFd = -1;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let argument: *mut Request = &raw mut request;
+    let top = stack.as_mut_ptr().wrapping_add(STACK_BYTES & !15);
+    let _signals = BlockedSignals::new()?;
+    // SAFETY: `child` gets a pointer to `request` and a stack of its own; both outlive it, since
+    // CLONE_VFORK keeps this thread here until the child has execed or exited.
+    let pid = unsafe { libc::clone(child, top.cast(), flags, argument.cast(), &raw mut pidfd) };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pid = Pid::from_raw(pid);
+    // SAFETY: CLONE_PIDFD stored a new descriptor that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let (step, errno) = request.failed;
+    if step == 0 {
+        return Ok(Child { pid, pidfd });
+    }
+    // It has exited; nobody else may reap it.
+    nix::sys::wait::waitpid(pid, None).map_err(io::Error::from)?;
+    let name = usize::try_from(step).ok().and_then(|step| STEPS.get(step)).unwrap_or(&STEPS[0]);
+    let error = io::Error::from_raw_os_error(errno);
+    Err(io::Error::new(error.kind(), format!("cannot {name}: {error}")))
+}
+
+fn request(prepared: &Prepared) -> Request {
+    let pointers = |texts: &[CString]| {
+        texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
+    };
+    let mut listen_pid = [0_u8; LISTEN_PID_BYTES];
+    for (to, from) in listen_pid.iter_mut().zip(LISTEN_PID) {
+        *to = *from;
+    }
+    let mut envp = pointers(&prepared.env);
+    if prepared.listener.is_some() {
+        // Filled in by the child, which alone knows its pid.
+        envp.insert(0, std::ptr::null());
+    }
+    Request {
+        program: prepared.program.as_ptr(),
+        argv: pointers(&prepared.args),
+        envp,
+        dir: prepared.dir.as_ptr(),
+        fds: [prepared.stdin.as_raw_fd(), prepared.output.as_raw_fd(), prepared.output.as_raw_fd()],
+        listener: prepared.listener.as_ref().map(AsRawFd::as_raw_fd),
+        cgroup: prepared.cgroup.as_ref().map(AsRawFd::as_raw_fd),
+        listen_pid,
+        failed: (0, 0),
+    }
+}
+
+/// Keeps signals away from the child until it execs: our handlers must not run in it.
+struct BlockedSignals(nix::sys::signal::SigSet);
+
+impl BlockedSignals {
+    fn new() -> io::Result<Self> {
+        use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+        let mut before = SigSet::empty();
+        pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), Some(&mut before))?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        use nix::sys::signal::{SigmaskHow, pthread_sigmask};
+        // Cannot fail: the set was ours.
+        pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&self.0), None).ok();
+    }
+}
+
+extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
+    let request: *mut Request = argument.cast();
+    // SAFETY: the parent waits (CLONE_VFORK) and touches it only after we are gone.
+    let request = unsafe { &mut *request };
+    let step = run(request);
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    request.failed = (step, errno);
+    // SAFETY: leaves without running the parent's exit handlers.
+    unsafe { libc::_exit(127) }
+}
+
+/// Returns the number of the step that failed; does not return when all went well.
+fn run(request: &mut Request) -> i32 {
+    if let Some(cgroup) = request.cgroup {
+        let own = b"0";
+        // SAFETY: `own` is one readable byte; "0" means the writer itself.
+        if unsafe { libc::write(cgroup, own.as_ptr().cast(), 1) } != 1 {
+            return 1;
+        }
+    }
+    // SAFETY: takes no pointer.
+    if unsafe { libc::setsid() } < 0 {
+        return 2;
+    }
+    // SAFETY: `dir` ends in a zero and outlives us.
+    if unsafe { libc::chdir(request.dir) } != 0 {
+        return 3;
+    }
+    // SAFETY: takes no pointer.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return 4;
+    }
+    if !pass_descriptors(request) {
+        return 5;
+    }
+    reset_signals();
+    if request.listener.is_some() {
+        write_pid(&mut request.listen_pid);
+        let pointer: *const libc::c_char = request.listen_pid.as_ptr().cast();
+        if let Some(first) = request.envp.first_mut() {
+            *first = pointer;
+        }
+    }
+    // SAFETY: both lists end in a null, their texts in zeros, and all outlive the call.
+    unsafe { libc::execve(request.program, request.argv.as_ptr(), request.envp.as_ptr()) };
+    6
+}
+
+fn pass_descriptors(request: &Request) -> bool {
+    // The listener first goes where nothing below 4 can overwrite it.
+    let listener = match request.listener {
+        // SAFETY: takes no pointer.
+        Some(fd) => unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 10) },
+        None => -1,
+    };
+    for (target, fd) in (0_i32..).zip(request.fds) {
+        // SAFETY: takes no pointer.
+        if unsafe { libc::dup2(fd, target) } < 0 {
+            return false;
+        }
+    }
+    // SAFETY: takes no pointer.
+    request.listener.is_none() || unsafe { libc::dup2(listener, 3) } == 3
+}
+
+/// Handlers back to their defaults, mask empty: a child inherits both.
+fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is a valid disposition; those that cannot be set just fail.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset fills the whole set.
+    unsafe { libc::sigemptyset(none.as_mut_ptr()) };
+    // SAFETY: `none` was filled above.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut()) };
+}
+
+/// Decimal, no leading zeros: some readers take those for octal.
+fn write_pid(buffer: &mut [u8; LISTEN_PID_BYTES]) {
+    // SAFETY: takes no pointer. The C library's cached pid would be the parent's.
+    let pid = unsafe { libc::syscall(libc::SYS_getpid) };
+    let mut rest = u32::try_from(pid).unwrap_or(0);
+    let mut digits = [0_u8; 10];
+    let mut count = 0;
+    loop {
+        digits[count] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        count += 1;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    for (index, digit) in digits.iter().take(count).rev().enumerate() {
+        buffer[LISTEN_PID.len() + index] = *digit;
+    }
+    buffer[LISTEN_PID.len() + count] = 0;
+}

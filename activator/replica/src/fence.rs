@@ -1,0 +1,247 @@
+//! Fences: a write-once L0 that takes the next number before an app starts, so that a late
+//! upload of an earlier owner finds it taken.
+//!
+//! One step a call: the core checks its session's deadline before each.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use dormouse_core::ids::{ETag, Nonce, Txid};
+use dormouse_core::upload::{PutAnswer, Standing};
+use dormouse_store::{LtxKey, Store};
+
+use crate::follow::{CheckpointStyle, FollowError, Follower};
+use crate::ltx::{Encoder, Encoding, Header, LtxError, Pgno, WAL_HEADER_LEN};
+use crate::put::{Kind, Place};
+use crate::restore::Restored;
+use crate::spool;
+
+/// A fence file, ready to be sent as often as it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// Its number.
+    pub txid: Txid,
+    /// Its nonce.
+    pub nonce: Nonce,
+    path: PathBuf,
+    timestamp_ms: i64,
+}
+
+/// How sending a fence ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FenceOutcome {
+    /// The number is ours.
+    Done {
+        /// Tag of the fence.
+        etag: ETag,
+    },
+    /// Another writer's file has the number: apply it ([`Restored::apply_one`]), fence the next.
+    Taken {
+        /// Its nonce, if it has one.
+        nonce: Option<Nonce>,
+    },
+    /// Not known: send the same fence again.
+    Again {
+        /// What was seen.
+        why: String,
+    },
+    /// The store says no.
+    Refused {
+        /// The store's words.
+        why: String,
+    },
+}
+
+/// Why a fence could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum FenceError {
+    /// A local file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The LTX file could not be written.
+    #[error(transparent)]
+    Ltx(#[from] LtxError),
+    /// The database could not be read.
+    #[error(transparent)]
+    Follow(#[from] FollowError),
+}
+
+impl Fence {
+    /// A fence after what was restored: page 1 as it is. Over an empty remote
+    /// ([`Restored::empty`]) it is TXID 1, the whole one-page database. Blocks.
+    pub fn after(
+        restored: &Restored,
+        state_dir: &Path,
+        nonce: &Nonce,
+        timestamp_ms: i64,
+    ) -> Result<Self, FenceError> {
+        let io = |source| FenceError::Io { path: restored.path.clone(), source };
+        let txid = restored.txid.next();
+        let mut header = Header::new(restored.page_size, restored.page_count, txid, txid);
+        header.timestamp_ms = timestamp_ms;
+        header.wal_offset = WAL_HEADER_LEN;
+        let mut page = vec![0; restored.page_size.buffer_len()];
+        File::open(&restored.path).and_then(|file| file.read_exact_at(&mut page, 0)).map_err(io)?;
+        let dir = spool::dir(state_dir);
+        let path = dir.join(spool::name(txid, nonce));
+        let io = |source| FenceError::Io { path: path.clone(), source };
+        fs::create_dir_all(&dir).map_err(io)?;
+        let file = File::create(&path).map_err(io)?;
+        let name = path.to_string_lossy();
+        let mut encoder = Encoder::new(file, &name, header, Encoding::Frame)?;
+        encoder.page(Pgno(1), &page)?;
+        let (file, _) = encoder.finish()?;
+        file.sync_all().and_then(|()| spool::sync_dir(&dir)).map_err(io)?;
+        Ok(Self { txid, nonce: nonce.clone(), path, timestamp_ms })
+    }
+
+    /// A full image of a database that no app has open, as `txid`: it serves as the fence when
+    /// the local copy is kept. The WAL is emptied; afterwards the file equals `txid`. Blocks.
+    pub fn image(
+        database: &Path,
+        state_dir: &Path,
+        txid: Txid,
+        nonce: &Nonce,
+        timestamp_ms: i64,
+    ) -> Result<Self, FenceError> {
+        let style = CheckpointStyle::BackfillFirst;
+        let mut follower = Follower::open(database, state_dir, false, style)?;
+        let Some(file) = follower.spool(txid, nonce, timestamp_ms)? else {
+            return Err(FollowError::Absent { path: database.to_owned() }.into());
+        };
+        follower.close_clean()?;
+        Ok(Self { txid, nonce: nonce.clone(), path: file.path, timestamp_ms })
+    }
+
+    /// Sends the fence, and compares nonces when its name is taken.
+    pub async fn send<S: Store>(&self, place: &Place<S>) -> FenceOutcome {
+        let key = LtxKey { level: 0, min: self.txid, max: self.txid };
+        let (answer, why) =
+            place.put(&key, &self.path, &self.nonce, self.timestamp_ms, Kind::Fence).await;
+        match answer {
+            PutAnswer::Done { etag } => FenceOutcome::Done { etag },
+            PutAnswer::Again | PutAnswer::Unknown => FenceOutcome::Again { why },
+            PutAnswer::Refused => FenceOutcome::Refused { why },
+            PutAnswer::ConditionFailed => match place.standing(&key).await {
+                Standing::File { nonce, etag } if nonce.as_ref() == Some(&self.nonce) => {
+                    FenceOutcome::Done { etag }
+                }
+                Standing::File { nonce, .. } => FenceOutcome::Taken { nonce },
+                Standing::Absent | Standing::Unclear => FenceOutcome::Again {
+                    why: "the number is taken, but the store does not say by whom".to_owned(),
+                },
+            },
+        }
+    }
+}
+
+impl Restored {
+    /// The fence is definite: this file now equals it.
+    pub fn fenced(&mut self, fence: &Fence, etag: ETag) {
+        self.txid = fence.txid;
+        self.etag = Some(etag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::restore::Target;
+    use crate::testkit::{PREFIX, World, insert};
+
+    fn place(world: &World) -> Place<dormouse_store::DirectoryStore> {
+        Place { store: world.store.clone(), prefix: PREFIX.to_owned(), host: world.host.clone() }
+    }
+
+    fn nonce(text: &str) -> Nonce {
+        Nonce::from(text)
+    }
+
+    #[tokio::test]
+    async fn a_fence_takes_the_next_number_and_changes_nothing() {
+        let mut world = World::new();
+        let app = world.app(512);
+        insert(&app, 50, 100);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        drop(app);
+        follower.close_clean().unwrap();
+        let mut restored = world.restore(Target::Latest).await.unwrap();
+        let fence = Fence::after(&restored, &world.state(), &nonce("a"), 5).unwrap();
+        let FenceOutcome::Done { etag } = fence.send(&place(&world)).await else { panic!() };
+        assert_eq!(fence.send(&place(&world)).await, FenceOutcome::Done { etag: etag.clone() });
+        restored.fenced(&fence, etag);
+        assert_eq!(restored.txid, Txid(2));
+        world.txid = Txid(2);
+        world.assert_restore_is_identical().await;
+    }
+
+    #[tokio::test]
+    async fn a_fence_over_a_number_that_is_taken_gives_the_other_file_to_be_applied() {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        let mut restored = world.restore(Target::Latest).await.unwrap();
+        insert(&app, 5, 5);
+        world.ship(&mut follower).await;
+        let fence = Fence::after(&restored, &world.state(), &nonce("a"), 5).unwrap();
+        assert_eq!(fence.send(&place(&world)).await, FenceOutcome::Taken { nonce: None });
+        restored.apply_one(&world.store, PREFIX, &world.host).await.unwrap();
+        let fence = Fence::after(&restored, &world.state(), &nonce("b"), 5).unwrap();
+        let FenceOutcome::Done { etag } = fence.send(&place(&world)).await else { panic!() };
+        restored.fenced(&fence, etag);
+        assert_eq!(restored.txid, Txid(3));
+        let conn = rusqlite::Connection::open(&restored.path).unwrap();
+        let rows: u32 = conn.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap();
+        assert_eq!(rows, 5);
+    }
+
+    #[tokio::test]
+    async fn an_empty_remote_is_fenced_by_a_database_that_an_app_can_go_on_with() {
+        let mut world = World::new();
+        let mut made = Restored::empty(&world.dir.path().join("empty")).await.unwrap();
+        let fence = Fence::after(&made, &world.state(), &nonce("a"), 5).unwrap();
+        assert_eq!(fence.txid, Txid(1));
+        let FenceOutcome::Done { etag } = fence.send(&place(&world)).await else { panic!() };
+        made.fenced(&fence, etag);
+        made.adopt(&world.db(), None).unwrap();
+        world.txid = Txid(1);
+        let mut follower = world.follow(true);
+        assert_eq!(follower.image_needed(), None);
+        let app = world.app(512);
+        insert(&app, 5, 5);
+        world.ship(&mut follower).await;
+        drop(app);
+        follower.close_clean().unwrap();
+        world.assert_restore_is_identical().await;
+    }
+
+    #[tokio::test]
+    async fn a_kept_copy_becomes_a_full_image_before_the_start() {
+        let world = World::new();
+        let app = world.app(4096);
+        insert(&app, 100, 100);
+        // A crash: what was not checkpointed is in the WAL.
+        let mut crashed = World::new();
+        std::fs::copy(world.db(), crashed.db()).unwrap();
+        let wal = crate::follow::wal_path(&world.db());
+        std::fs::copy(wal, crate::follow::wal_path(&crashed.db())).unwrap();
+        drop(app);
+        let (db, state) = (crashed.db(), crashed.state());
+        let fence = Fence::image(&db, &state, Txid(1), &nonce("a"), 5).unwrap();
+        assert!(matches!(fence.send(&place(&crashed)).await, FenceOutcome::Done { .. }));
+        crashed.txid = Txid(1);
+        crashed.assert_restore_is_identical().await;
+        let conn = rusqlite::Connection::open(db).unwrap();
+        let rows: u32 = conn.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap();
+        assert_eq!(rows, 100);
+    }
+}

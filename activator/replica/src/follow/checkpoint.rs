@@ -1,0 +1,197 @@
+//! Checkpoints of ours: they let the WAL be reused without losing a frame.
+//!
+//! Most is backfilled while writers go on; the rest is copied and backfilled under a write
+//! barrier (`BEGIN IMMEDIATE` on a second connection), so that writers wait milliseconds.
+
+use std::os::unix::fs::FileExt as _;
+
+use nix::sys::statvfs::statvfs;
+use rusqlite::Connection;
+
+use super::error::FollowError;
+use super::{CHECKPOINT_PAGES, Follower, ImageWhy, Place, Source};
+use crate::ltx::WAL_FRAME_HEADER_LEN;
+
+/// What may run while the app writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointStyle {
+    /// Backfill most without a barrier: for apps whose `SQLite` is newer than 3.51.2.
+    BackfillFirst,
+    /// Everything under the barrier: an older `SQLite` may reset the WAL at the wrong moment.
+    BarrierThroughout,
+}
+
+impl CheckpointStyle {
+    /// WAL pages after which a checkpoint is tried. A whole checkpoint under the barrier holds
+    /// writers up for its fsync: there it comes less often.
+    const fn pages(self) -> u64 {
+        match self {
+            Self::BackfillFirst => CHECKPOINT_PAGES,
+            Self::BarrierThroughout => 4 * CHECKPOINT_PAGES,
+        }
+    }
+}
+
+impl Follower {
+    /// Checkpoints when the WAL has grown enough since the last try.
+    pub fn maintain(&mut self) -> Result<(), FollowError> {
+        let Place::Held(end) = self.place else { return Ok(()) };
+        if !self.is_long(end.offset) {
+            return Ok(());
+        }
+        self.tried_at = end.offset;
+        self.seal()?;
+        self.keep_limits()
+    }
+
+    /// An app must not run out of disk because of us: past a bound the read lock goes, the app's
+    /// own checkpoints reuse the WAL, and the next L0 is a full image.
+    fn keep_limits(&mut self) -> Result<(), FollowError> {
+        let Place::Held(end) = self.place else { return Ok(()) };
+        let why = if end.offset > self.limits.wal_bytes_max {
+            ImageWhy::WalTooLong
+        } else if self.disk_free()? < self.limits.disk_free_min {
+            ImageWhy::DiskLow
+        } else {
+            return Ok(());
+        };
+        self.lose(why);
+        if self.reader.is_autocommit() {
+            return Ok(());
+        }
+        self.database.run(&self.reader, "read lock", "COMMIT")
+    }
+
+    /// Room for the spool.
+    pub(super) fn disk_free(&self) -> Result<u64, FollowError> {
+        let stat = statvfs(&self.state_dir)
+            .map_err(|errno| FollowError::io(&self.state_dir, std::io::Error::from(errno)))?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+
+    /// The WAL file is so long that [`Follower::maintain`] may have work.
+    #[must_use]
+    pub fn wal_is_long(&self) -> bool {
+        let wal = std::fs::symlink_metadata(self.database.wal_path());
+        self.is_long(wal.map_or(0, |stat| stat.len()))
+    }
+
+    fn is_long(&self, offset: u64) -> bool {
+        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
+        offset.saturating_sub(self.tried_at) >= self.style.pages() * frame
+    }
+
+    /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
+    pub fn seal(&mut self) -> Result<(), FollowError> {
+        let mut barrier = self.database.connect()?;
+        self.poll()?;
+        self.carry_pending()?;
+        if self.style == CheckpointStyle::BackfillFirst {
+            self.advance(&mut barrier)?;
+            self.database.checkpoint(&barrier, "PASSIVE")?;
+        }
+        // What is on disk before the barrier need not be waited for under it.
+        self.wal()?
+            .sync_data()
+            .map_err(|error| FollowError::io(self.database.wal_path(), error))?;
+        match self.database.barrier(&mut barrier) {
+            Ok(()) => (),
+            // A long write transaction of the app: the next try comes with the next growth.
+            Err(FollowError::Locked { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        self.poll()?;
+        self.carry_pending()?;
+        let Place::Held(end) = self.place else { return Ok(()) };
+        let is_complete = self.relock()?;
+        self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
+        self.locked_at = end.offset;
+        self.blocks_backfill = is_complete;
+        self.database.run(&barrier, "write barrier", "ROLLBACK")
+    }
+
+    /// Under the barrier: drops the read lock, backfills, takes it again. Whether every frame is
+    /// in the database file now.
+    pub(super) fn relock(&mut self) -> Result<bool, FollowError> {
+        let result = self.try_relock();
+        if result.is_err() {
+            self.lose(ImageWhy::LockLost);
+        }
+        result
+    }
+
+    fn try_relock(&self) -> Result<bool, FollowError> {
+        if !self.reader.is_autocommit() {
+            self.database.run(&self.reader, "read lock", "COMMIT")?;
+        }
+        let copied = self.database.checkpoint(&self.reader, "PASSIVE");
+        self.database.lock(&self.reader)?;
+        match copied {
+            Ok(is_complete) => Ok(is_complete),
+            // Another checkpoint of the app runs.
+            Err(FollowError::Locked { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves the read lock forward, so that more can be backfilled. The new lock is taken before
+    /// the old one goes: with frames beyond the old one it cannot be the one of a finished WAL.
+    fn advance(&mut self, spare: &mut Connection) -> Result<(), FollowError> {
+        let Place::Held(end) = self.place else { return Ok(()) };
+        if end.offset <= self.locked_at || self.reader.is_autocommit() {
+            return Ok(());
+        }
+        self.database.lock(spare)?;
+        std::mem::swap(&mut self.reader, spare);
+        self.locked_at = end.offset;
+        self.blocks_backfill = false;
+        self.database.run(spare, "read lock", "COMMIT")
+    }
+
+    /// Moves the read lock forward with a connection of its own.
+    pub(super) fn advance_anew(&mut self) -> Result<(), FollowError> {
+        let mut spare = self.database.connect()?;
+        self.advance(&mut spare)
+    }
+
+    /// Takes pending pages out of the WAL.
+    fn carry_pending(&mut self) -> Result<(), FollowError> {
+        let Some(pending) = &mut self.pending else { return Ok(()) };
+        let wal_path = self.database.wal_path();
+        let Some(wal) = self.database.open_wal()? else { return Ok(()) };
+        let mut page = vec![0; self.page_size.buffer_len()];
+        for source in pending.pages.values_mut() {
+            let Source::Wal(offset) = *source else { continue };
+            wal.read_exact_at(&mut page, offset)
+                .map_err(|error| FollowError::io(wal_path, error))?;
+            let slot = self
+                .carry
+                .put(&page, self.page_size)
+                .map_err(|error| FollowError::io(&self.state_dir, error))?;
+            *source = Source::Carry(slot);
+        }
+        Ok(())
+    }
+
+    /// After the app is gone and everything is durable: empties the WAL for good and closes.
+    /// The database file then is what the newest L0 says.
+    pub fn close_clean(self) -> Result<(), FollowError> {
+        use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+        let Self { reader, database, page_size, page_count, .. } = self;
+        if !reader.is_autocommit() {
+            database.run(&reader, "read lock", "COMMIT")?;
+        }
+        if !database.checkpoint(&reader, "TRUNCATE")? {
+            return Err(FollowError::Locked { path: database.path().to_owned() });
+        }
+        let fail = |error| FollowError::sqlite(database.path(), "close", error);
+        reader.set_db_config(SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(fail)?;
+        reader.close().map_err(|(_conn, error)| fail(error))?;
+        let expected = u64::from(page_count) * u64::from(page_size.get());
+        if database.len()? != expected {
+            // Somebody wrote after the last L0: not what was uploaded.
+            return Err(FollowError::Replaced { path: database.path().to_owned() });
+        }
+        database.sync()
+    }
+}

@@ -1,0 +1,103 @@
+//! Why a database cannot be followed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::ltx::LtxError;
+
+/// Why a database cannot be followed (now).
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// There is no database file.
+    #[error("{}: no database file", path.display())]
+    Absent {
+        /// The database.
+        path: PathBuf,
+    },
+    /// The file is none that we dare to open.
+    #[error("{}: {why}; the database must be a regular file with one link", path.display())]
+    Unsafe {
+        /// The database.
+        path: PathBuf,
+        /// What it is.
+        why: &'static str,
+    },
+    /// Another file stands under the database's name.
+    #[error("{}: the database file was replaced while the app ran", path.display())]
+    Replaced {
+        /// The database.
+        path: PathBuf,
+    },
+    /// The new file under the database's name has another page size: one chain of LTX files
+    /// cannot hold both.
+    #[error("{}: the database was replaced by one with another page size", path.display())]
+    PageSizeChanged {
+        /// The database.
+        path: PathBuf,
+    },
+    /// The database is not in WAL mode.
+    #[error("{}: not in WAL mode; set `PRAGMA journal_mode=WAL` in the app", path.display())]
+    NotWal {
+        /// The database.
+        path: PathBuf,
+    },
+    /// Somebody holds the database exclusively.
+    #[error(
+        "{}: locked by the app; `PRAGMA locking_mode=EXCLUSIVE` cannot be replicated",
+        path.display()
+    )]
+    Locked {
+        /// The database.
+        path: PathBuf,
+    },
+    /// Not a database, or an encrypted one.
+    #[error("{}: not a plain SQLite database (encrypted?)", path.display())]
+    NotSqlite {
+        /// The database.
+        path: PathBuf,
+    },
+    /// A file system without working locks and change events.
+    #[error("{}: on a network file system, where SQLite's WAL is unsafe", path.display())]
+    NetworkFs {
+        /// The database.
+        path: PathBuf,
+    },
+    /// An I/O error.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// `SQLite` said no.
+    #[error("{}: {what}: {source}", path.display())]
+    Sqlite {
+        /// The database.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: rusqlite::Error,
+    },
+    /// The L0 could not be written.
+    #[error(transparent)]
+    Ltx(#[from] LtxError),
+}
+
+impl FollowError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
+    /// Sorts an error of `SQLite` into its named state.
+    pub(crate) fn sqlite(path: &Path, what: &'static str, source: rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, NotADatabase};
+        let path = path.to_owned();
+        match source.sqlite_error_code() {
+            Some(DatabaseBusy | DatabaseLocked) => Self::Locked { path },
+            Some(NotADatabase) => Self::NotSqlite { path },
+            Some(_) | None => Self::Sqlite { path, what, source },
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A full image as the next L0: right after any gap.
+
+use std::collections::BTreeMap;
+
+use super::error::FollowError;
+use super::{CheckpointStyle, Follower, ImageWhy, Place};
+use crate::ltx::Pgno;
+use crate::wal::{Scan, WalEnd, WalHeader};
+
+/// What a full image is made of: frames where they are newer than the file, else the file.
+/// Stable while the read lock is held.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) frames: BTreeMap<Pgno, u64>,
+    pub(super) page_count: u32,
+    pub(super) end: Option<WalEnd>,
+}
+
+impl Follower {
+    /// Takes a stable view of the whole database under a short write barrier.
+    pub(super) fn view(&mut self) -> Result<(Image, Place), FollowError> {
+        let mut barrier = self.database.connect()?;
+        if self.style == CheckpointStyle::BackfillFirst {
+            // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
+            match self.database.checkpoint(&barrier, "PASSIVE") {
+                Ok(_) | Err(FollowError::Locked { .. }) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        self.database.barrier(&mut barrier)?;
+        let is_complete = self.relock()?;
+        let page_count = self.database.page_count(&self.reader)?;
+        let scan = self.whole_wal()?;
+        let end = scan.as_ref().map(|scan| scan.end);
+        let (frames, place) = match scan {
+            // All frames are in the file, which nobody can change now: our lock is the one of a
+            // finished WAL. The next generation may begin.
+            Some(scan) if is_complete => (BTreeMap::new(), Place::Sealed(scan.end)),
+            Some(scan) => (scan.pages, Place::Held(scan.end)),
+            None if is_complete => (BTreeMap::new(), Place::Fresh),
+            None => (BTreeMap::new(), Place::Lost(ImageWhy::WalGone)),
+        };
+        self.locked_at = end.map_or(0, |end| end.offset);
+        self.tried_at = self.locked_at;
+        self.blocks_backfill = is_complete;
+        self.database.run(&barrier, "write barrier", "ROLLBACK")?;
+        Ok((Image { frames, page_count, end }, place))
+    }
+
+    fn whole_wal(&self) -> Result<Option<Scan>, FollowError> {
+        let Some(wal) = self.database.open_wal()? else { return Ok(None) };
+        let fail = |error| FollowError::io(self.database.wal_path(), error);
+        match WalHeader::read(&wal).map_err(fail)? {
+            Some(header) => header.scan(&wal, header.start()).map_err(fail),
+            None => Ok(None),
+        }
+    }
+}

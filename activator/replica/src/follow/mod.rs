@@ -1,0 +1,303 @@
+//! Following the WAL of a database that another process writes.
+//!
+//! A read transaction of our own keeps the WAL from being reused; frames are read at offsets.
+//! The place in the WAL holds only while that lock was held throughout. A new generation of the
+//! WAL is taken only where our own sealed checkpoint allowed it, and only with the salt that
+//! `SQLite` makes for the next one; everything else calls for a full image, which is always right.
+//!
+//! Blocks; adds no table, writes nothing to the app's database but checkpoints.
+
+mod carry;
+mod checkpoint;
+mod database;
+mod error;
+mod image;
+mod write;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use dormouse_core::ids::{Nonce, Txid};
+use rusqlite::Connection;
+
+pub use checkpoint::CheckpointStyle;
+pub(crate) use database::{Database, wal_path};
+pub use error::FollowError;
+
+use crate::ltx::{PageSize, Pgno};
+use crate::wal::{WalEnd, WalHeader};
+use carry::Carry;
+
+/// WAL pages after which a checkpoint is worth its barrier (the default of `SQLite` itself).
+pub const CHECKPOINT_PAGES: u64 = 1000;
+
+/// Why the next L0 must be a full image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageWhy {
+    /// No L0 of this database was ever acknowledged, or its history is not known.
+    NoHistory,
+    /// The WAL went on without us: its generation is not the one that must follow.
+    Generation,
+    /// The WAL vanished or shrank under the lock.
+    WalGone,
+    /// The read lock could not be held.
+    LockLost,
+    /// The WAL grew past its bound because of us: the lock was let go for the app's sake.
+    WalTooLong,
+    /// Little room is left on the disk: the lock was let go, so that the WAL can be reused.
+    DiskLow,
+}
+
+/// What replication may cost the app's disk. Past either bound the lock is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest WAL.
+    pub wal_bytes_max: u64,
+    /// Least room on the disk.
+    pub disk_free_min: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { wal_bytes_max: 1 << 30, disk_free_min: 64 << 20 }
+    }
+}
+
+/// Where in the WAL we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The lock was taken over an empty WAL: the next WAL counts from its start.
+    Fresh,
+    /// The lock keeps this generation.
+    Held(WalEnd),
+    /// Everything up to here is copied and in the database file: the next generation may begin.
+    Sealed(WalEnd),
+    /// Not known.
+    Lost(ImageWhy),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Wal(u64),
+    Carry(u64),
+}
+
+/// Commits that no L0 holds yet.
+#[derive(Debug)]
+struct Pending {
+    pages: BTreeMap<Pgno, Source>,
+    commit: u32,
+    /// Where in the newest generation they begin, and where they end.
+    from: u64,
+    end: WalEnd,
+}
+
+/// An L0 that was written to the spool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpooledFile {
+    /// Its number.
+    pub txid: Txid,
+    /// Its nonce, which is part of its local name.
+    pub nonce: Nonce,
+    /// The file.
+    pub path: PathBuf,
+    /// Milliseconds since 1970 in its header.
+    pub timestamp_ms: i64,
+    /// Length in bytes.
+    pub size: u64,
+    /// It holds every page.
+    pub is_image: bool,
+    /// Pages of the database after it.
+    pub page_count: u32,
+}
+
+/// Follows one database.
+#[derive(Debug)]
+pub struct Follower {
+    /// Holds the read transaction.
+    reader: Connection,
+    page_size: PageSize,
+    place: Place,
+    /// Offset up to which frames were copied when the read transaction began.
+    locked_at: u64,
+    /// The lock is that of a finished WAL: nobody can backfill the frames that came since, and
+    /// the app's own checkpoint after each commit would sort the whole WAL in vain.
+    blocks_backfill: bool,
+    /// Offset of the last try of a checkpoint in this generation.
+    tried_at: u64,
+    pending: Option<Pending>,
+    carry: Carry,
+    /// Pages of the database after the newest L0.
+    page_count: u32,
+    state_dir: PathBuf,
+    style: CheckpointStyle,
+    limits: Limits,
+    /// Last: closed after the connections, or their locks would go.
+    database: Database,
+}
+
+impl Follower {
+    /// Takes the read lock on a database in WAL mode.
+    ///
+    /// `is_current` says that the file equals an acknowledged L0: then, if no WAL is there, the
+    /// next WAL counts from its start. Without it the next L0 is a full image.
+    pub fn open(
+        path: &Path,
+        state_dir: &Path,
+        is_current: bool,
+        style: CheckpointStyle,
+    ) -> Result<Self, FollowError> {
+        let database = Database::open(path)?;
+        let page_size = database.wal_page_size()?;
+        let had_wal = std::fs::symlink_metadata(database.wal_path()).is_ok_and(|s| s.len() > 0);
+        let reader = database.connect()?;
+        database.lock(&reader)?;
+        let place =
+            if is_current && !had_wal { Place::Fresh } else { Place::Lost(ImageWhy::NoHistory) };
+        let pages = database.len()? / u64::from(page_size.get());
+        let page_count = u32::try_from(pages).unwrap_or(u32::MAX);
+        Ok(Self {
+            reader,
+            page_size,
+            place,
+            locked_at: 0,
+            blocks_backfill: true,
+            tried_at: 0,
+            pending: None,
+            carry: Carry::new(state_dir),
+            page_count,
+            state_dir: state_dir.to_owned(),
+            style,
+            limits: Limits::default(),
+            database,
+        })
+    }
+
+    /// Other bounds than the default ones.
+    pub const fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The next L0 must be a full image.
+    #[must_use]
+    pub const fn image_needed(&self) -> Option<ImageWhy> {
+        match self.place {
+            Place::Lost(why) => Some(why),
+            Place::Fresh | Place::Held(_) | Place::Sealed(_) => None,
+        }
+    }
+
+    /// Pages of the database after the newest L0.
+    #[must_use]
+    pub const fn page_count(&self) -> u32 {
+        self.page_count
+    }
+
+    /// Bytes a page.
+    #[must_use]
+    pub const fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// There are commits (or an image) for the next L0.
+    #[must_use]
+    pub const fn has_pending(&self) -> bool {
+        self.pending.is_some() || matches!(self.place, Place::Lost(_))
+    }
+
+    /// Reads what was committed since the last call; whether there is something for an L0.
+    pub fn poll(&mut self) -> Result<bool, FollowError> {
+        self.database.check_same()?;
+        if self.image_needed().is_some() {
+            return Ok(true);
+        }
+        let Some(wal) = self.database.open_wal()? else {
+            match self.place {
+                Place::Fresh => (),
+                Place::Held(_) | Place::Sealed(_) | Place::Lost(_) => {
+                    self.lose(ImageWhy::WalGone);
+                }
+            }
+            return Ok(self.has_pending());
+        };
+        let fail = |error| FollowError::io(self.database.wal_path(), error);
+        let Some(header) = WalHeader::read(&wal).map_err(fail)? else {
+            // Empty, or being restarted right now: its first frames will be an event.
+            if let Place::Held(_) = self.place {
+                self.lose(ImageWhy::WalGone);
+            }
+            return Ok(self.has_pending());
+        };
+        let Some(from) = self.continues_at(&header) else {
+            self.lose(ImageWhy::Generation);
+            return Ok(true);
+        };
+        if wal.metadata().map_err(fail)?.len() < from.offset {
+            self.lose(ImageWhy::WalGone);
+            return Ok(true);
+        }
+        let scan = header.scan(&wal, from).map_err(fail)?;
+        if let Some(scan) = scan {
+            if from.offset == header.start().offset {
+                self.locked_at = 0;
+                self.tried_at = 0;
+            }
+            self.take(scan.pages, scan.commit, from.offset, scan.end);
+            self.place = Place::Held(scan.end);
+            if self.blocks_backfill {
+                self.advance_anew()?;
+            }
+        }
+        Ok(self.has_pending())
+    }
+
+    fn continues_at(&self, header: &WalHeader) -> Option<WalEnd> {
+        if header.page_size != self.page_size {
+            return None;
+        }
+        match self.place {
+            Place::Fresh => Some(header.start()),
+            Place::Held(end) | Place::Sealed(end) if end.salts == header.salts => Some(end),
+            Place::Sealed(end) if end.salts.precede(header.salts) => Some(header.start()),
+            Place::Held(_) | Place::Sealed(_) | Place::Lost(_) => None,
+        }
+    }
+
+    fn take(&mut self, pages: BTreeMap<Pgno, u64>, commit: u32, from: u64, end: WalEnd) {
+        let pending = self.pending.get_or_insert_with(|| Pending {
+            pages: BTreeMap::new(),
+            commit,
+            from,
+            end,
+        });
+        if pending.end.salts != end.salts {
+            pending.from = from;
+        }
+        pending.commit = commit;
+        pending.end = end;
+        for (page, offset) in pages {
+            if let Some(Source::Carry(slot)) = pending.pages.insert(page, Source::Wal(offset)) {
+                self.carry.free(slot);
+            }
+        }
+    }
+
+    fn lose(&mut self, why: ImageWhy) {
+        self.place = Place::Lost(why);
+        self.pending = None;
+        self.carry.clear();
+    }
+
+    fn wal(&self) -> Result<File, FollowError> {
+        match self.database.open_wal()? {
+            Some(wal) => Ok(wal),
+            None => {
+                Err(FollowError::io(self.database.wal_path(), std::io::ErrorKind::NotFound.into()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

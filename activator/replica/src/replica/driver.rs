@@ -1,0 +1,512 @@
+//! The task of one host: waits, lets the core decide, carries out.
+
+use std::io;
+use std::time::Duration;
+
+use dormouse_core::ids::{ETag, Nonce, Txid};
+use dormouse_core::position::{POSITION_VERSION, Position};
+use dormouse_core::time::{Deadline, Mono, Nanos, Now};
+use dormouse_core::upload::{PutAnswer, Spooled, Standing, UploadInput, UploadOutput, Uploader};
+use dormouse_store::{LtxKey, Store};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
+use crate::follow::{FollowError, Follower, ImageWhy, SpooledFile};
+use crate::ltx::PageSize;
+use crate::put::{Kind, Place};
+use crate::watch::Subscription;
+use crate::{inspect, position_file, spool};
+
+/// After an event the watch stays unarmed so long: a busy writer costs 100 events a second.
+const REARM: Nanos = Nanos::from_millis(10);
+const ATTACH_MIN: Nanos = Nanos::from_millis(100);
+const ATTACH_MAX: Nanos = Nanos::from_secs(5);
+
+pub(super) enum Answer {
+    Put(PutAnswer, String),
+    Standing(Standing),
+}
+
+/// How the watch stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Watch {
+    Armed,
+    Rearm(Mono),
+}
+
+pub(super) enum Woken {
+    Command(Option<Command>),
+    Answer(Answer),
+    Fired,
+    Due,
+}
+
+pub(super) struct Finishing {
+    pub(super) until: Mono,
+    pub(super) reply: oneshot::Sender<Finished>,
+}
+
+pub(super) struct Driver<S> {
+    place: Place<S>,
+    pub(super) settings: Settings,
+    pub(super) follower: Option<Follower>,
+    uploader: Uploader,
+    subscription: Subscription,
+    watch: Watch,
+    attach: Option<(Mono, Nanos)>,
+    /// Of the chain so far.
+    page_size: Option<PageSize>,
+    in_flight: Option<JoinHandle<Answer>>,
+    spooled: Option<SpooledFile>,
+    pub(super) durable: (Txid, Option<ETag>),
+    own_nonces: Vec<Nonce>,
+    found: Option<Nonce>,
+    behind_since: Option<Mono>,
+    events: mpsc::UnboundedSender<Event>,
+    status: watch::Sender<Status>,
+    pub(super) detached: Option<String>,
+    pub(super) trouble: Option<String>,
+    finishing: Option<Finishing>,
+}
+
+impl<S: Store> Driver<S> {
+    pub(super) fn new(
+        replica: Replica<S>,
+        subscription: Subscription,
+        deadline: Option<Deadline>,
+        events: mpsc::UnboundedSender<Event>,
+        status: watch::Sender<Status>,
+    ) -> Self {
+        let Replica { place, settings, base, follower, own_nonces, watcher: _ } = replica;
+        let now = (settings.clock)();
+        let durable = match base {
+            Base::Current { txid, etag } => (txid, etag),
+            Base::Image { after } => (after, None),
+        };
+        let attach = follower.is_none().then_some((now.mono, ATTACH_MIN));
+        Self {
+            place,
+            uploader: Uploader::new(settings.upload, now, deadline),
+            settings,
+            page_size: follower.as_ref().map(Follower::page_size),
+            follower,
+            subscription,
+            watch: Watch::Rearm(now.mono),
+            attach,
+            in_flight: None,
+            spooled: None,
+            durable,
+            own_nonces,
+            found: None,
+            behind_since: None,
+            events,
+            status,
+            detached: None,
+            trouble: None,
+            finishing: None,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        loop {
+            self.publish();
+            if let Some(finishing) = self.take_finished() {
+                let finished = self.conclude().await;
+                // Nobody waits any more: the position file says it all.
+                drop(finishing.reply.send(finished));
+                return;
+            }
+            match self.wait(&mut inbox).await {
+                Woken::Command(None) => return,
+                Woken::Command(Some(Command::SetDeadline(deadline))) => {
+                    self.step(UploadInput::DeadlineSet(deadline)).await;
+                }
+                Woken::Command(Some(Command::Finish { budget, reply })) => {
+                    self.begin_finish(budget, reply).await;
+                }
+                Woken::Answer(answer) => self.on_answer(answer).await,
+                Woken::Fired => self.on_fired().await,
+                Woken::Due => self.on_due().await,
+            }
+        }
+    }
+
+    async fn wait(&mut self, inbox: &mut mpsc::Receiver<Command>) -> Woken {
+        let delay = self.next_due().map(|due| Duration::from_nanos(due.since(self.now().mono).0));
+        let in_flight = &mut self.in_flight;
+        tokio::select! {
+            biased;
+            command = inbox.recv() => Woken::Command(command),
+            answer = async { match in_flight {
+                Some(task) => task.await,
+                None => std::future::pending().await,
+            } } => {
+                *in_flight = None;
+                let lost = |error| Answer::Put(PutAnswer::Unknown, format!("upload task: {error}"));
+                Woken::Answer(answer.unwrap_or_else(lost))
+            }
+            () = self.subscription.fired() => Woken::Fired,
+            () = async { match delay {
+                Some(delay) => tokio::time::sleep(delay).await,
+                None => std::future::pending().await,
+            } } => Woken::Due,
+        }
+    }
+
+    fn next_due(&self) -> Option<Mono> {
+        let rearm = match self.watch {
+            Watch::Rearm(at) if self.follower.is_some() => Some(at),
+            Watch::Rearm(_) | Watch::Armed => None,
+        };
+        let attach = self.attach.map(|(at, _)| at);
+        let finish = self.finishing.as_ref().map(|finishing| finishing.until);
+        [self.uploader.next_due(), rearm, attach, finish].into_iter().flatten().min()
+    }
+
+    async fn on_fired(&mut self) {
+        self.watch = Watch::Rearm(self.now().mono + REARM);
+        if self.uploader.dirty_since().is_none() {
+            self.step(UploadInput::Committed).await;
+        }
+        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+            self.maintain().await;
+        }
+    }
+
+    async fn on_due(&mut self) {
+        let now = self.now();
+        if self.attach.is_some_and(|(at, _)| at <= now.mono) {
+            self.try_attach().await;
+        }
+        if let Watch::Rearm(at) = self.watch
+            && at <= now.mono
+            && self.follower.is_some()
+        {
+            self.rearm().await;
+        }
+        self.step(UploadInput::Tick).await;
+    }
+
+    /// Arms the watch, then looks for what came before it was armed.
+    async fn rearm(&mut self) {
+        match self.subscription.arm() {
+            Ok(()) => self.watch = Watch::Armed,
+            Err(error) => {
+                // The slow poll still tells; the next try comes with it.
+                self.trouble(format!("inotify: {error}"));
+                self.watch = Watch::Armed;
+            }
+        }
+        if self.uploader.dirty_since().is_none() {
+            self.look().await;
+        }
+    }
+
+    pub(super) async fn look(&mut self) {
+        match self.blocking(Follower::poll).await {
+            Some(Ok(true)) => self.step(UploadInput::Committed).await,
+            Some(Ok(false)) | None => (),
+            Some(Err(error)) => self.detach(&error),
+        }
+    }
+
+    async fn maintain(&mut self) {
+        let result = self
+            .blocking(|follower| {
+                follower.poll()?;
+                follower.maintain()
+            })
+            .await;
+        match result {
+            Some(Ok(()) | Err(FollowError::Locked { .. })) | None => (),
+            Some(Err(error)) => return self.detach(&error),
+        }
+        let lost = self.follower.as_ref().and_then(Follower::image_needed);
+        if let Some(why @ (ImageWhy::WalTooLong | ImageWhy::DiskLow)) = lost {
+            self.trouble(format!("the read lock was let go ({why:?}): a full image follows"));
+        }
+        if lost.is_some() && self.uploader.dirty_since().is_none() {
+            self.step(UploadInput::Committed).await;
+        }
+    }
+
+    pub(super) async fn try_attach(&mut self) {
+        let (path, state_dir) = (self.settings.database.clone(), self.settings.state_dir.clone());
+        let style = self.settings.checkpoints;
+        let open = move || Follower::open(&path, &state_dir, false, style);
+        match tokio::task::spawn_blocking(open).await {
+            Ok(Ok(follower)) => {
+                let size = follower.page_size();
+                if *self.page_size.get_or_insert(size) != size {
+                    let path = self.settings.database.clone();
+                    return self.detach(&FollowError::PageSizeChanged { path });
+                }
+                self.follower = Some(follower);
+                self.attach = None;
+                self.detached = None;
+                self.watch = Watch::Rearm(self.now().mono);
+                self.step(UploadInput::Committed).await;
+            }
+            Ok(Err(error)) => self.detach(&error),
+            Err(error) => self.trouble(error.to_string()),
+        }
+    }
+
+    /// The database cannot be followed: says why, and tries again from a full image.
+    fn detach(&mut self, error: &FollowError) {
+        self.follower = None;
+        let reason = error.to_string();
+        if self.detached.as_ref() != Some(&reason) {
+            self.send(Event::Stalled { reason: reason.clone() });
+        }
+        self.detached = Some(reason);
+        let wait = self.attach.map_or(ATTACH_MIN, |(_, wait)| wait.doubled(ATTACH_MAX));
+        self.attach = Some((self.now().mono + wait, wait));
+    }
+
+    /// Feeds the core and carries out what it says.
+    pub(super) async fn step(&mut self, input: UploadInput) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let now = self.now();
+            let mut outputs = Vec::new();
+            self.uploader.step(now, input, &mut outputs);
+            if self.uploader.is_settled() {
+                self.behind_since = None;
+            } else {
+                self.behind_since.get_or_insert(now.mono);
+            }
+            for output in outputs {
+                inputs.extend(self.carry_out(now, output).await);
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, now: Now, output: UploadOutput) -> Option<UploadInput> {
+        match output {
+            UploadOutput::Spool => return Some(self.spool(now).await),
+            UploadOutput::Put(file) => self.put(file),
+            UploadOutput::Compare(file) => {
+                let place = self.place.clone();
+                let key = key(file.txid);
+                self.in_flight =
+                    Some(tokio::spawn(async move { Answer::Standing(place.standing(&key).await) }));
+            }
+            UploadOutput::Durable { txid, etag } => self.on_durable(txid, etag).await,
+            UploadOutput::StandDown { txid } => {
+                let was_ours =
+                    self.found.as_ref().is_some_and(|nonce| self.own_nonces.contains(nonce));
+                self.send(Event::StoodDown { txid, was_ours });
+            }
+            UploadOutput::Refused { txid } => {
+                let reason = self.trouble.clone().unwrap_or_default();
+                self.send(Event::Refused { reason: format!("upload {txid}: {reason}") });
+            }
+        }
+        None
+    }
+
+    async fn spool(&mut self, now: Now) -> UploadInput {
+        let txid = self.durable.0.next();
+        let timestamp_ms = i64::try_from(now.wall.0).unwrap_or(i64::MAX);
+        let result = self
+            .blocking(move |follower| {
+                let nonce = spool::fresh_nonce()
+                    .map_err(|error| FollowError::Io { path: "nonce".into(), source: error })?;
+                follower.poll()?;
+                follower.spool(txid, &nonce, timestamp_ms)
+            })
+            .await;
+        match result {
+            Some(Ok(Some(file))) => {
+                let spooled = Spooled { txid, nonce: file.nonce.clone() };
+                self.spooled = Some(file);
+                UploadInput::Spooled(Some(spooled))
+            }
+            Some(Ok(None)) | None => UploadInput::Spooled(None),
+            Some(Err(error @ (FollowError::Io { .. } | FollowError::Ltx(_)))) => {
+                // A full disk, or a lock of the app: everything is still pending.
+                self.trouble(error.to_string());
+                UploadInput::SpoolFailed
+            }
+            Some(Err(error)) => {
+                self.detach(&error);
+                UploadInput::SpoolFailed
+            }
+        }
+    }
+
+    fn put(&mut self, file: Spooled) {
+        let Some(spooled) = self.spooled.clone() else { return };
+        assert_eq!(spooled.nonce, file.nonce, "invariant 3: a repeat sends the same file");
+        let place = self.place.clone();
+        self.in_flight = Some(tokio::spawn(async move {
+            let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
+            let (answer, why) = place
+                .put(&key(file.txid), &spooled.path, &file.nonce, spooled.timestamp_ms, kind)
+                .await;
+            Answer::Put(answer, why)
+        }));
+    }
+
+    async fn on_answer(&mut self, answer: Answer) {
+        match answer {
+            Answer::Put(answer, why) => {
+                if !why.is_empty() {
+                    self.trouble(why);
+                }
+                self.step(UploadInput::Put(answer)).await;
+            }
+            Answer::Standing(standing) => {
+                if let Standing::File { nonce, .. } = &standing {
+                    self.found.clone_from(nonce);
+                }
+                self.step(UploadInput::Compared(standing)).await;
+            }
+        }
+        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+            self.maintain().await;
+        }
+        if self.is_settled() && self.watch != Watch::Armed {
+            // Quiet again: the next commit need not wait for the pause to end.
+            self.watch = Watch::Rearm(self.now().mono);
+        }
+    }
+
+    async fn on_durable(&mut self, txid: Txid, etag: ETag) {
+        assert_eq!(txid, self.durable.0.next(), "invariant 3: numbers are acknowledged in order");
+        self.durable = (txid, Some(etag.clone()));
+        self.trouble = None;
+        self.send(Event::Durable { txid, etag });
+        self.publish();
+        if let Some(file) = self.spooled.take()
+            && let Some(position) = self.position(false)
+        {
+            let state_dir = self.settings.state_dir.clone();
+            let saved = blocking_io(move || {
+                position_file::save(&state_dir, &position).map_err(io::Error::other)?;
+                // Only now: until here its nonce was our journal.
+                std::fs::remove_file(&file.path)
+            })
+            .await;
+            if let Err(error) = saved {
+                self.trouble(error.to_string());
+            }
+        }
+    }
+
+    /// The position of the newest acknowledged L0.
+    pub(super) fn position(&self, clean: bool) -> Option<Position> {
+        let file = inspect::stat(&self.settings.database).ok().flatten()?;
+        let follower = self.follower.as_ref()?;
+        Some(Position {
+            version: POSITION_VERSION,
+            generation: self.settings.generation,
+            txid: self.durable.0,
+            etag: self.durable.1.clone(),
+            file,
+            page_count: follower.page_count(),
+            page_size: follower.page_size().get(),
+            clean,
+        })
+    }
+
+    async fn begin_finish(&mut self, budget: Nanos, reply: oneshot::Sender<Finished>) {
+        self.finishing = Some(Finishing { until: self.now().mono + budget, reply });
+        if self.follower.is_none() {
+            self.try_attach().await;
+        }
+        self.look().await;
+        self.step(UploadInput::Flush).await;
+    }
+
+    /// The finish is over: everything is durable, or it cannot be (in time).
+    fn take_finished(&mut self) -> Option<Finishing> {
+        let until = self.finishing.as_ref()?.until;
+        let is_over = (self.uploader.is_settled() && self.in_flight.is_none())
+            || self.uploader.has_stood_down()
+            || self.now().mono >= until;
+        if is_over { self.finishing.take() } else { None }
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.uploader.is_settled() && self.in_flight.is_none()
+    }
+
+    /// Runs what blocks on the runtime's pool, with the follower.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Follower) -> T + Send + 'static,
+    ) -> Option<T> {
+        let mut follower = self.follower.take()?;
+        let task = tokio::task::spawn_blocking(move || {
+            let result = work(&mut follower);
+            (follower, result)
+        });
+        match task.await {
+            Ok((follower, result)) => {
+                self.follower = Some(follower);
+                Some(result)
+            }
+            Err(error) => {
+                self.trouble(error.to_string());
+                self.attach = Some((self.now().mono + ATTACH_MIN, ATTACH_MIN));
+                None
+            }
+        }
+    }
+
+    fn trouble(&mut self, why: String) {
+        if self.trouble.as_ref() != Some(&why) {
+            self.send(Event::Stalled { reason: why.clone() });
+        }
+        self.trouble = Some(why);
+    }
+
+    fn send(&self, event: Event) {
+        // Nobody listens: the status still tells.
+        drop(self.events.send(event));
+    }
+
+    fn publish(&self) {
+        let state = if self.uploader.has_stood_down() {
+            State::StoodDown
+        } else if let Some(reason) = &self.detached {
+            State::Detached { reason: reason.clone() }
+        } else {
+            State::Following
+        };
+        let status = Status {
+            durable: self.durable.0,
+            etag: self.durable.1.clone(),
+            behind_since: self.behind_since,
+            state,
+            is_attached: self.follower.is_some(),
+            image_needed: self.follower.as_ref().and_then(Follower::image_needed),
+            trouble: self.trouble.clone(),
+        };
+        self.status.send_if_modified(|old| {
+            let is_new = *old != status;
+            *old = status;
+            is_new
+        });
+    }
+
+    fn now(&self) -> Now {
+        (self.settings.clock)()
+    }
+}
+
+pub(super) async fn blocking_io<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+fn key(txid: Txid) -> LtxKey {
+    LtxKey { level: 0, min: txid, max: txid }
+}

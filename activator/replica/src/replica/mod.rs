@@ -1,0 +1,334 @@
+//! One host's replication, from before its app starts until after it is gone.
+//!
+//! ```text
+//! open (read lock, position marked unclean) → start → set_deadline… → finish or abandon
+//! ```
+//!
+//! A task a host on the runtime; what blocks (`SQLite`, encoding, fsync) runs on the runtime's
+//! blocking pool, and an idle host has neither a timer nor a thread.
+
+mod driver;
+mod finish;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dormouse_core::ids::{ETag, Generation, Nonce, Txid};
+use dormouse_core::time::{Deadline, Mono, Nanos, Now};
+use dormouse_core::upload::UploadSettings;
+use dormouse_store::Store;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::follow::{CheckpointStyle, FollowError, Follower, ImageWhy, wal_path};
+use crate::position_file::{self, PositionFileError};
+use crate::put::Place;
+use crate::spool;
+use crate::watch::Watcher;
+use driver::Driver;
+
+/// Commands that wait for the task.
+const COMMANDS_MAX: usize = 8;
+
+/// How one host is replicated.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The app's database.
+    pub database: PathBuf,
+    /// Where position and spool are; on the same file system is not needed. Must exist.
+    pub state_dir: PathBuf,
+    /// Generation of the lease, for the position file.
+    pub generation: Generation,
+    /// Class and bounds of the uploads.
+    pub upload: UploadSettings,
+    /// What is known of the app's `SQLite`.
+    pub checkpoints: CheckpointStyle,
+    /// Reads the clocks.
+    pub clock: fn() -> Now,
+}
+
+/// What the local database is, by the core's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// It equals this acknowledged L0: the next one is an increment.
+    Current {
+        /// The L0.
+        txid: Txid,
+        /// Its tag.
+        etag: Option<ETag>,
+    },
+    /// It does not: the next L0 is a full image after this one (0: over an empty replica).
+    Image {
+        /// Newest L0 of the store.
+        after: Txid,
+    },
+}
+
+impl Base {
+    fn txid(&self) -> Txid {
+        match self {
+            Self::Current { txid, .. } | Self::Image { after: txid } => *txid,
+        }
+    }
+}
+
+/// What [`Replica::open`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// The read lock is held; the next L0 is an increment after this one.
+    Continuing {
+        /// Newest acknowledged L0.
+        txid: Txid,
+    },
+    /// The first L0 will be a full image.
+    NeedsFullImage,
+}
+
+/// What the driver of the activator is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Everything up to this L0 is durable.
+    Durable {
+        /// The L0.
+        txid: Txid,
+        /// Its tag.
+        etag: ETag,
+    },
+    /// Another writer owns our number: stop the app, upload nothing more.
+    StoodDown {
+        /// The number.
+        txid: Txid,
+        /// The nonce that stands there is one that an earlier process of this box left in the
+        /// spool: list again, take the next number.
+        was_ours: bool,
+    },
+    /// The store refuses uploads.
+    Refused {
+        /// The store's words.
+        reason: String,
+    },
+    /// Replication does not get on; tried again.
+    Stalled {
+        /// What is in the way.
+        reason: String,
+    },
+}
+
+/// State of a host's replication.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The database cannot be followed yet, or no longer; the reason is an error's text.
+    Detached {
+        /// What is in the way.
+        reason: String,
+    },
+    /// Following.
+    Following,
+    /// Another writer owns the replica.
+    StoodDown,
+}
+
+/// What `status` shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Newest acknowledged L0.
+    pub durable: Txid,
+    /// Its tag.
+    pub etag: Option<ETag>,
+    /// Since when something is not durable; none: no lag.
+    pub behind_since: Option<Mono>,
+    /// State.
+    pub state: State,
+    /// The read lock is held.
+    pub is_attached: bool,
+    /// The next L0 is a full image, and why.
+    pub image_needed: Option<ImageWhy>,
+    /// Last thing in the way of an upload.
+    pub trouble: Option<String>,
+}
+
+/// How [`Replica::finish`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Newest acknowledged L0.
+    pub txid: Txid,
+    /// Its tag.
+    pub etag: Option<ETag>,
+    /// Everything is durable, and the position file says so: the record may be released.
+    pub clean: bool,
+    /// Why not clean.
+    pub reason: Option<String>,
+}
+
+/// Why replication could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The database must not be used.
+    #[error(transparent)]
+    Follow(#[from] FollowError),
+    /// The position file could not be written.
+    #[error(transparent)]
+    Position(#[from] PositionFileError),
+    /// The spool could not be used.
+    #[error("{}: {source}", path.display())]
+    Spool {
+        /// The host's state directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The runtime is going down.
+    #[error("the runtime ended")]
+    Runtime,
+}
+
+enum Command {
+    SetDeadline(Option<Deadline>),
+    Finish { budget: Nanos, reply: oneshot::Sender<Finished> },
+}
+
+/// A host's replication that has its lock but does not run yet.
+#[derive(Debug)]
+pub struct Replica<S> {
+    place: Place<S>,
+    watcher: Watcher,
+    settings: Settings,
+    base: Base,
+    follower: Option<Follower>,
+    /// Nonces of an earlier process.
+    own_nonces: Vec<Nonce>,
+}
+
+impl<S: Store> Replica<S> {
+    /// Before the app starts: marks the position unclean and takes the read lock on an existing
+    /// database in WAL mode. Any other database is attached to after [`Replica::start`].
+    pub async fn open(
+        place: Place<S>,
+        watcher: Watcher,
+        settings: Settings,
+        base: Base,
+    ) -> Result<(Self, Opened), OpenError> {
+        let (path, state_dir) = (settings.database.clone(), settings.state_dir.clone());
+        let style = settings.checkpoints;
+        let is_current = matches!(base, Base::Current { .. });
+        let work = move || -> Result<_, OpenError> {
+            let spooled = |source| OpenError::Spool { path: state_dir.clone(), source };
+            let left = spool::left_over(&state_dir).map_err(spooled)?;
+            position_file::mark_unclean(&state_dir)?;
+            if is_current {
+                spool::clear(&state_dir).map_err(spooled)?;
+            }
+            let own_nonces = left.into_iter().map(|(_, nonce)| nonce).collect();
+            match Follower::open(&path, &state_dir, is_current, style) {
+                Ok(follower) => Ok((Some(follower), own_nonces)),
+                Err(FollowError::Absent { .. } | FollowError::NotWal { .. }) => {
+                    Ok((None, own_nonces))
+                }
+                Err(error) => Err(error.into()),
+            }
+        };
+        let (follower, own_nonces) =
+            tokio::task::spawn_blocking(work).await.map_err(|_| OpenError::Runtime)??;
+        let continues = follower.as_ref().is_some_and(|f| f.image_needed().is_none());
+        let opened = if continues {
+            Opened::Continuing { txid: base.txid() }
+        } else {
+            Opened::NeedsFullImage
+        };
+        Ok((Self { place, watcher, settings, base, follower, own_nonces }, opened))
+    }
+
+    /// After the app is healthy: replication begins. `deadline` is the session's.
+    pub fn start(self, deadline: Option<Deadline>) -> Running {
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        let (outbox, events) = mpsc::unbounded_channel();
+        let etag = match &self.base {
+            Base::Current { etag, .. } => etag.clone(),
+            Base::Image { .. } => None,
+        };
+        let status = Status {
+            durable: self.base.txid(),
+            etag,
+            behind_since: None,
+            state: State::Following,
+            is_attached: self.follower.is_some(),
+            image_needed: self.follower.as_ref().and_then(Follower::image_needed),
+            trouble: None,
+        };
+        let (publish, status) = watch::channel(status);
+        let subscription = self.watcher.subscribe(&wal_path(&self.settings.database));
+        let driver = Driver::new(self, subscription, deadline, outbox, publish);
+        let task = tokio::spawn(driver.run(inbox));
+        Running { commands, events, status, task: Arc::new(task) }
+    }
+}
+
+/// A host's replication that runs.
+#[derive(Debug)]
+pub struct Running {
+    commands: mpsc::Sender<Command>,
+    events: mpsc::UnboundedReceiver<Event>,
+    status: watch::Receiver<Status>,
+    task: Arc<JoinHandle<()>>,
+}
+
+impl Running {
+    /// The next event; none after the end.
+    pub async fn event(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// The state as it is now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// Follows the state.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits until the database is followed; after `within` the reason why it is not (no WAL
+    /// mode, exclusive lock, no database yet …). Replication goes on trying either way.
+    pub async fn attached(&self, within: std::time::Duration) -> Result<(), String> {
+        let mut status = self.status.clone();
+        let followed = status.wait_for(|status| status.is_attached);
+        if matches!(tokio::time::timeout(within, followed).await, Ok(Ok(_))) {
+            return Ok(());
+        }
+        match self.status().state {
+            State::Detached { reason } => Err(reason),
+            State::StoodDown => Err("another writer owns the replica".to_owned()),
+            State::Following => Err("the database could not be opened in time".to_owned()),
+        }
+    }
+
+    /// The session was renewed: uploads count until then. None: no time limit.
+    pub async fn set_deadline(&self, deadline: Option<Deadline>) {
+        // A task that has ended uploads nothing.
+        drop(self.commands.send(Command::SetDeadline(deadline)).await);
+    }
+
+    /// After the app is proven gone: uploads the rest, empties the WAL, writes the position.
+    pub async fn finish(self, budget: Nanos) -> Finished {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.commands.send(Command::Finish { budget, reply }).await.is_ok();
+        let finished = if sent { answer.await.ok() } else { None };
+        finished.unwrap_or_else(|| {
+            let status = self.status.borrow();
+            let reason = Some("the replication task had ended".to_owned());
+            Finished { txid: status.durable, etag: status.etag.clone(), clean: false, reason }
+        })
+    }
+
+    /// Lets go without uploading or checkpointing anything; what is spooled stays. The position
+    /// stays unclean.
+    pub fn abandon(self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! Reading files from the store ahead of their use: in order, bounded, several at once.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+
+use dormouse_core::ids::{ETag, Host};
+use dormouse_store::{ReadError, Store};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::plan::RemoteFile;
+
+/// Bytes of one request.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Requests in flight at once: with their chunks at most 8 MiB.
+const AHEAD_MAX: usize = 8;
+/// Chunks that wait for the decoder.
+const QUEUE_MAX: usize = 2;
+
+/// A piece of a file, in order.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) bytes: Vec<u8>,
+    pub(super) etag: ETag,
+}
+
+pub(super) type Chunks = mpsc::Receiver<Result<Chunk, ReadError>>;
+
+/// Starts to read `files` one after the other. Dropping the receiver ends it.
+pub(super) fn start<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    files: &[RemoteFile],
+) -> Chunks {
+    let (send, receive) = mpsc::channel(QUEUE_MAX);
+    let layout = store.layout();
+    let mut work = Vec::new();
+    for file in files {
+        let key = layout.ltx_key(prefix, host, &file.key);
+        let mut offset = 0;
+        loop {
+            work.push((key.clone(), offset, file.size));
+            offset += CHUNK_BYTES;
+            if offset >= file.size {
+                break;
+            }
+        }
+    }
+    let store = store.clone();
+    tokio::spawn(async move {
+        let mut work = work.into_iter();
+        let mut ahead: VecDeque<JoinHandle<Result<Chunk, ReadError>>> = VecDeque::new();
+        loop {
+            while ahead.len() < AHEAD_MAX
+                && let Some((key, offset, size)) = work.next()
+            {
+                let store = store.clone();
+                ahead.push_back(tokio::spawn(async move { one(&store, &key, offset, size).await }));
+            }
+            let Some(next) = ahead.pop_front() else { return };
+            let result = match next.await {
+                Ok(result) => result,
+                Err(error) => Err(ReadError::Broken { key: String::new(), why: error.to_string() }),
+            };
+            let is_over = result.is_err();
+            if send.send(result).await.is_err() || is_over {
+                for task in ahead {
+                    task.abort();
+                }
+                return;
+            }
+        }
+    });
+    receive
+}
+
+async fn one<S: Store>(store: &S, key: &str, offset: u64, size: u64) -> Result<Chunk, ReadError> {
+    let object = if size <= CHUNK_BYTES {
+        store.get(key).await?
+    } else {
+        store.get_range(key, offset, CHUNK_BYTES).await?
+    };
+    if object.meta.size != size {
+        let why = format!("listed with {size} bytes, has {}", object.meta.size);
+        return Err(ReadError::Broken { key: key.to_owned(), why });
+    }
+    Ok(Chunk { bytes: object.body, etag: object.meta.etag })
+}
+
+/// One file out of the chunks, for a blocking decoder.
+pub(super) struct FileReader<'a> {
+    chunks: &'a mut Chunks,
+    left: u64,
+    current: Vec<u8>,
+    at: usize,
+    pub(super) etag: Option<ETag>,
+    pub(super) failed: Option<ReadError>,
+}
+
+impl<'a> FileReader<'a> {
+    pub(super) fn new(chunks: &'a mut Chunks, size: u64) -> Self {
+        Self { chunks, left: size, current: Vec::new(), at: 0, etag: None, failed: None }
+    }
+}
+
+impl Read for FileReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.current.len() {
+            if self.left == 0 {
+                return Ok(0);
+            }
+            match self.chunks.blocking_recv() {
+                Some(Ok(chunk)) if !chunk.bytes.is_empty() => {
+                    let len = u64::try_from(chunk.bytes.len()).map_err(io::Error::other)?;
+                    self.left = self.left.saturating_sub(len);
+                    self.current = chunk.bytes;
+                    self.at = 0;
+                    self.etag = Some(chunk.etag);
+                }
+                Some(Ok(_)) | None => return Ok(0),
+                Some(Err(error)) => {
+                    let why = error.to_string();
+                    self.failed = Some(error);
+                    return Err(io::Error::other(why));
+                }
+            }
+        }
+        let n = into.len().min(self.current.len() - self.at);
+        into[..n].copy_from_slice(&self.current[self.at..self.at + n]);
+        self.at += n;
+        Ok(n)
+    }
+}

@@ -1,0 +1,211 @@
+//! The commands: each one request to the admin socket, or one piece of work of its own.
+#![expect(clippy::print_stdout, reason = "the command line speaks here")]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use dormouse_core::ids::{Host, Txid};
+use dormouse_link::config::Config;
+use dormouse_registry::canonical_host;
+use dormouse_replica::restore::{Target, restore};
+use serde_json::Value;
+
+use crate::http::{self, Answer};
+use crate::serve::{HostStatus, Status, open_store};
+use crate::{Command, ConfigCommand};
+
+/// One restore, as it was asked for.
+struct Wanted {
+    host: String,
+    to: PathBuf,
+    target: Target,
+}
+
+pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow::Result<ExitCode> {
+    let socket = config.this_box.admin_socket();
+    let ask = |method: &'static str, path: String, body: Value| {
+        let socket = socket.clone();
+        async move { asked(&socket, method, &path, &body).await }
+    };
+    match command {
+        Command::Serve => unreachable_serve(),
+        Command::Add { host, app } => {
+            let body = serde_json::json!({ "app": app });
+            say(&ask("POST", format!("/hosts/{}", name(&host)?), body).await?, json)
+        }
+        Command::Rm { host } => {
+            say(&ask("DELETE", format!("/hosts/{}", name(&host)?), Value::Null).await?, json)
+        }
+        Command::List => {
+            let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
+            list(&status, json)
+        }
+        Command::Status { host: None } => {
+            let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
+            show(&status, json)
+        }
+        Command::Status { host: Some(host) } => {
+            let answer = ask("GET", format!("/hosts/{}", name(&host)?), Value::Null).await?;
+            show_host(&of(&answer)?, json)
+        }
+        Command::Wake { host } => {
+            let path = format!("/hosts/{}/wake", name(&host)?);
+            show_host(&of(&ask("POST", path, Value::Null).await?)?, json)
+        }
+        Command::Sleep { host } => {
+            let path = format!("/hosts/{}/sleep", name(&host)?);
+            show_host(&of(&ask("POST", path, Value::Null).await?)?, json)
+        }
+        Command::Wait { host, state, timeout_s } => {
+            let path = format!("/hosts/{}/wait?state={state}", name(&host)?);
+            let waited = ask("GET", path, Value::Null);
+            match tokio::time::timeout(Duration::from_secs(timeout_s), waited).await {
+                Ok(answer) => show_host(&of(&answer?)?, json),
+                Err(_) => bail!("{host} was not {state} within {timeout_s} s"),
+            }
+        }
+        Command::Restore { host, to, txid, at } => {
+            let target = match (txid, at) {
+                (Some(txid), _) => Target::Txid(Txid(txid)),
+                (None, Some(at)) => Target::Timestamp(at.saturating_mul(1000)),
+                (None, None) => Target::Latest,
+            };
+            restore_to(&config, Wanted { host: name(&host)?, to, target }, json).await
+        }
+        Command::Takeover { name } => {
+            say(&ask("POST", format!("/takeover/{name}"), Value::Null).await?, json)
+        }
+        Command::Config { command: ConfigCommand::Check } => {
+            print_value(&serde_json::to_value(&config)?, json)
+        }
+    }
+}
+
+/// `serve` is handled before: it has a runtime of its own.
+fn unreachable_serve() -> anyhow::Result<ExitCode> {
+    bail!("serve was asked for twice")
+}
+
+fn name(host: &str) -> anyhow::Result<String> {
+    Ok(canonical_host(host)?)
+}
+
+async fn asked(socket: &Path, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+    let bytes = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
+    http::send(socket, method, path, &bytes).await.with_context(|| {
+        format!(
+            "no activator at {}: is `dormouse serve` running with this config?",
+            socket.display()
+        )
+    })
+}
+
+/// A good answer's body; a bad one's message as an error.
+fn of<T: serde::de::DeserializeOwned>(answer: &Answer) -> anyhow::Result<T> {
+    if answer.status != 200 {
+        bail!("{}", message(answer));
+    }
+    serde_json::from_slice(&answer.body).context("the activator is of another version")
+}
+
+fn message(answer: &Answer) -> String {
+    let value: Option<Value> = serde_json::from_slice(&answer.body).ok();
+    let text = value.as_ref().and_then(|value| value.get("message")?.as_str());
+    text.map_or_else(|| format!("the activator answered {}", answer.status), str::to_owned)
+}
+
+fn say(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
+    if answer.status != 200 {
+        bail!("{}", message(answer));
+    }
+    if json {
+        println!("{}", serde_json::json!({ "message": message(answer) }));
+    } else {
+        println!("{}", message(answer));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_value(value: &Value, json: bool) -> anyhow::Result<ExitCode> {
+    let text =
+        if json { serde_json::to_string(value)? } else { serde_json::to_string_pretty(value)? };
+    println!("{text}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        return print_value(&serde_json::to_value(&status.hosts)?, true);
+    }
+    for host in &status.hosts {
+        println!("{:<40} {:<16} {}", host.host, host.app, host.state);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        return print_value(&serde_json::to_value(status)?, true);
+    }
+    println!("box          {}", status.name);
+    println!("session      {} {}", status.session, status.session_detail);
+    println!("instances    {}", status.containment);
+    println!("accounting   {}", status.accounting);
+    println!("proxies      {:?}", status.proxies);
+    for host in &status.hosts {
+        let problem = host.problem.as_deref().map(|p| format!("  ({p})")).unwrap_or_default();
+        println!(
+            "{:<40} {:<10} in flight {:<4} lag {} ms{problem}",
+            host.host,
+            host.state,
+            host.in_flight,
+            host.lag_ms.unwrap_or(0)
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_host(host: &HostStatus, json: bool) -> anyhow::Result<ExitCode> {
+    let value = serde_json::to_value(host)?;
+    if json {
+        return print_value(&value, true);
+    }
+    for (key, value) in value.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => {}
+            Value::String(text) => println!("{key:<14} {text}"),
+            Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                println!("{key:<14} {value}");
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn restore_to(config: &Config, wanted: Wanted, json: bool) -> anyhow::Result<ExitCode> {
+    let Some(store_config) = &config.store else {
+        bail!("the config has no [store]: there is nothing to restore from");
+    };
+    let Wanted { host, to, target } = wanted;
+    if to.exists() {
+        bail!("{}: exists already; nothing was changed", to.display());
+    }
+    let store = open_store(store_config).await?;
+    let mut temporary = to.clone().into_os_string();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let restored =
+        restore(&store, &store_config.prefix, &Host(host.clone()), target, &temporary).await;
+    let restored = restored.with_context(|| format!("{host} cannot be restored"))?;
+    restored.adopt(&to, None)?;
+    let value = serde_json::json!({
+        "host": host,
+        "file": to.display().to_string(),
+        "txid": restored.txid.0,
+        "pages": restored.page_count,
+        "page_size": restored.page_size.get(),
+    });
+    print_value(&value, json)
+}

@@ -1,0 +1,225 @@
+//! `dormouse serve`: the activator itself.
+//!
+//! One loop owns the core, the wake table, the registry and the journal; everything slow runs in
+//! tasks that come back as events. Start-up, in order: state directory locked, store probed, link
+//! and admin socket up, live proxies of an earlier activator moved to the new table, and only then
+//! the first event, which stops what was left running.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use dormouse_core::{Identity, Settings};
+use dormouse_instances::{Containment, Nursery};
+use dormouse_link::config::{Config, Span, Store as StoreConfig, StoreKind};
+use dormouse_link::socket::Listener;
+use dormouse_link::table::{SLOTS_DEFAULT, TableId};
+use dormouse_registry::Registry;
+use dormouse_replica::watch::Watcher;
+use dormouse_store::{AnyStore, DirectoryStore, probe};
+use nix::fcntl::{Flock, FlockArg};
+use tokio::sync::mpsc;
+
+mod admin;
+mod ask;
+mod boot;
+pub(crate) mod clock;
+mod commands;
+mod driver;
+mod edge;
+mod effects;
+mod history;
+mod journal;
+mod link;
+mod metrics;
+mod paths;
+mod records;
+mod replica;
+mod start;
+
+pub(crate) use commands::{HostStatus, Status};
+
+use driver::{Driver, Input};
+use edge::Edge;
+use history::History;
+use journal::Journal;
+use paths::Paths;
+use records::Records;
+
+/// How long proxies of an earlier activator are waited for before anything is stopped.
+const PROXIES_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between looks at WAL files that no event announced.
+const POLL: Duration = Duration::from_secs(2);
+
+/// Runs until a signal ends it.
+pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("tokio's runtime")?;
+    runtime.block_on(serve(Arc::new(config)))
+}
+
+async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
+    let Some(store_config) = &config.store else {
+        bail!(
+            "the config has no [store]: nothing can be managed; dormouse-proxy serves the plain \
+             routes by itself"
+        );
+    };
+    let paths = Paths::of(&config.this_box);
+    paths.make().context("the box's directories")?;
+    let _lock = lock(&paths.data().join("lock"))?;
+    let store = open_store(store_config).await?;
+    let settings = settings(&config, identity(&config, paths.data())?);
+    let (journal, memory) = Journal::open(&paths.data().join("journal"))?;
+    let history = History::open(&paths.data().join("events.log"), settings.clone())
+        .context("the event log")?;
+    let registry = Registry::open(&paths.data().join("registry.db"))?;
+    let nursery = Nursery::open(paths.run()).context("containment of instances")?;
+    if let Containment::Scan(reason) = nursery.containment() {
+        tracing::warn!(reason, "no cgroups: instances are held together by a scan of /proc");
+    }
+    let name = &config.this_box.name;
+    let edge = Edge::new(TableId(random_u64()?), SLOTS_DEFAULT, paths.run(), name)
+        .context("the wake table")?;
+    let (inputs, received) = mpsc::unbounded_channel();
+    let admin = admin::start(&config.this_box.admin_socket(), inputs.clone())
+        .context("the admin socket")?;
+    let records = Records::new(store.clone(), store_config.prefix.clone());
+    let parts = driver::Parts {
+        config: Arc::clone(&config),
+        settings,
+        paths,
+        store,
+        prefix: store_config.prefix.clone(),
+        records,
+        registry,
+        journal,
+        history,
+        nursery,
+        edge,
+        watcher: Watcher::start(POLL).context("inotify")?,
+        inputs: inputs.clone(),
+    };
+    let mut driver = Driver::new(parts, received)?;
+    let seeds = driver.load()?;
+    let listener =
+        Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
+            .context("the link's socket")?;
+    set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
+    let linked = inputs.clone();
+    link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
+    stop_on_signals(inputs)?;
+    driver.await_proxies(PROXIES_TIMEOUT).await;
+    driver.boot(seeds, memory, random_text()?);
+    if let Err(error) = libsystemd::daemon::notify(false, &[libsystemd::daemon::NotifyState::Ready])
+    {
+        tracing::debug!(%error, "not under systemd");
+    }
+    driver.run().await;
+    admin.abort();
+    Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .with_context(|| path.display().to_string())
+}
+
+/// One activator a state directory.
+fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
+    let file = File::create(path).with_context(|| path.display().to_string())?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        anyhow::anyhow!(
+            "{}: {errno}: another activator runs on this state directory; stop it first",
+            path.display()
+        )
+    })
+}
+
+/// Opens the configured store and probes whether it can fence at all.
+pub(crate) async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore> {
+    let store = match (config.kind, &config.path) {
+        (StoreKind::Directory, Some(path)) => {
+            AnyStore::Directory(DirectoryStore::open(path).context("the directory store")?)
+        }
+        (StoreKind::Directory | StoreKind::S3, _) => {
+            bail!(
+                "only the directory store is built: set store.kind = \"directory\" and store.path"
+            )
+        }
+    };
+    probe(&store, &config.prefix).await.context("the store's probe")?;
+    Ok(store)
+}
+
+fn identity(config: &Config, data: &Path) -> anyhow::Result<Identity> {
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot id")?;
+    Ok(Identity {
+        name: config.this_box.name.as_str().into(),
+        id: box_id(&data.join("box-id"))?.as_str().into(),
+        boot_id: boot_id.trim().to_owned(),
+    })
+}
+
+/// Random, made with the state directory: a copy of the name with another id is another box.
+fn box_id(path: &Path) -> anyhow::Result<String> {
+    if let Ok(id) = fs::read_to_string(path) {
+        let id = id.trim().to_owned();
+        if id.is_empty() {
+            bail!("{}: empty; move it away to become another box", path.display());
+        }
+        return Ok(id);
+    }
+    let id = random_text()?;
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh).with_context(|| fresh.display().to_string())?;
+    file.write_all(id.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    Ok(id)
+}
+
+fn random_u64() -> anyhow::Result<u64> {
+    getrandom::u64().map_err(|error| anyhow::anyhow!("the kernel gives no random bytes: {error}"))
+}
+
+fn random_text() -> anyhow::Result<String> {
+    Ok(format!("{:016x}{:016x}", random_u64()?, random_u64()?))
+}
+
+fn settings(config: &Config, identity: Identity) -> Settings {
+    let nanos = |span: Span| dormouse_core::time::Nanos(span.as_nanos());
+    Settings {
+        ttl: nanos(config.session.ttl),
+        margin: nanos(config.session.margin),
+        wake_budget: nanos(config.wake.budget),
+        backoff: nanos(config.wake.backoff),
+        backoff_max: nanos(config.wake.backoff_max),
+        grace: nanos(config.sleep.grace),
+        proof: nanos(config.sleep.proof),
+        ..Settings::new(identity)
+    }
+}
+
+fn stop_on_signals(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        // A driver that is gone needs no stop.
+        inputs.send(Input::Shutdown).ok();
+    });
+    Ok(())
+}

@@ -1,0 +1,355 @@
+//! What people and tools ask of the running activator, and what they are told.
+
+use dormouse_core::HostView;
+use dormouse_core::effect::TakeoverEnd;
+use dormouse_core::event::{Cause, Event, HostSeed, Policy};
+use dormouse_core::ids::{BoxName, Slot};
+use dormouse_core::time::Nanos;
+use dormouse_instances::Containment;
+use dormouse_link::config::App;
+use dormouse_link::message::RouteLimits;
+use dormouse_registry::{Route, canonical_host};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::clock;
+use super::driver::{Driver, Hosted};
+use super::edge::EdgeRoute;
+use super::effects::edge_slot;
+use super::replica::HostReplica;
+
+/// A question with a way back.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) ask: Ask,
+    pub(crate) reply: oneshot::Sender<Reply>,
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub(crate) enum Ask {
+    Status,
+    Metrics,
+    Host(String),
+    Add { host: String, app: String },
+    Remove(String),
+    Wake(String),
+    Sleep(String),
+    Wait { host: String, state: String },
+    Takeover(String),
+}
+
+/// What is told: an HTTP status and a body.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: Body,
+}
+
+/// A reply's body.
+#[derive(Debug)]
+pub(crate) enum Body {
+    Json(serde_json::Value),
+    Text(String),
+}
+
+/// Someone who waits for a host to come to a state.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    slot: Slot,
+    state: String,
+    reply: oneshot::Sender<Reply>,
+}
+
+/// `dormouse status`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    /// This box.
+    #[serde(rename = "box")]
+    pub(crate) name: String,
+    /// Its session: a word, and a detail.
+    pub(crate) session: String,
+    pub(crate) session_detail: String,
+    /// How instances are held together.
+    pub(crate) containment: String,
+    /// Who counts activity.
+    pub(crate) accounting: String,
+    pub(crate) proxies: Vec<u32>,
+    pub(crate) hosts: Vec<HostStatus>,
+}
+
+/// One host of `dormouse status`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HostStatus {
+    pub(crate) host: String,
+    pub(crate) app: String,
+    pub(crate) state: String,
+    pub(crate) slot: u32,
+    pub(crate) run: Option<u64>,
+    pub(crate) pid: Option<i32>,
+    pub(crate) generation: Option<u64>,
+    pub(crate) in_flight: u64,
+    /// Seconds since the last client activity, while it is awake.
+    pub(crate) idle_s: Option<u64>,
+    /// Newest TXID that the store has acknowledged.
+    pub(crate) durable_txid: Option<u64>,
+    /// How far behind the store is, milliseconds.
+    pub(crate) lag_ms: Option<u64>,
+    /// What the replica is doing.
+    pub(crate) replica: Option<String>,
+    /// Unix milliseconds of the next due time.
+    pub(crate) due_ms: Option<u64>,
+    /// Why its last wake or sleep did not go well.
+    pub(crate) problem: Option<String>,
+}
+
+impl Reply {
+    pub(crate) fn json<T: Serialize>(value: &T) -> Self {
+        match serde_json::to_value(value) {
+            Ok(value) => Self { status: 200, body: Body::Json(value) },
+            Err(error) => Self::failed(error.to_string()),
+        }
+    }
+
+    fn message(status: u16, message: &str) -> Self {
+        Self { status, body: Body::Json(serde_json::json!({ "message": message })) }
+    }
+
+    pub(crate) fn done(message: impl AsRef<str>) -> Self {
+        Self::message(200, message.as_ref())
+    }
+
+    pub(crate) fn failed(message: impl AsRef<str>) -> Self {
+        Self::message(500, message.as_ref())
+    }
+
+    fn refused(message: impl AsRef<str>) -> Self {
+        Self::message(409, message.as_ref())
+    }
+
+    pub(crate) fn unknown(host: &str) -> Self {
+        let message =
+            format!("host {host} is not served here: `dormouse list` shows those that are");
+        Self::message(404, &message)
+    }
+
+    pub(crate) fn of_takeover(target: &BoxName, end: &TakeoverEnd) -> Self {
+        match end {
+            TakeoverEnd::Fenced => Self::done(format!(
+                "{target} is fenced: its hosts are taken when they are asked for"
+            )),
+            TakeoverEnd::AlreadyOver => Self::done(format!(
+                "{target}'s session was over already: its hosts are taken when they are asked for"
+            )),
+            TakeoverEnd::Alive => Self::refused(format!(
+                "{target} renewed its session while it was watched: it lives, nothing was changed"
+            )),
+            TakeoverEnd::Unknown => {
+                Self::message(404, &format!("no session of a box {target} is in the store"))
+            }
+            TakeoverEnd::Failed(why) => Self::failed(why),
+            TakeoverEnd::Refused(why) => Self::refused(why),
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn on_command(&mut self, command: Command) {
+        let Command { ask, reply } = command;
+        let answer = match ask {
+            Ask::Status => Reply::json(&self.status()),
+            Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
+            Ask::Host(host) => match self.find(&host) {
+                Some(slot) => self
+                    .host_status(slot)
+                    .map_or_else(|| Reply::unknown(&host), |status| Reply::json(&status)),
+                None => Reply::unknown(&host),
+            },
+            Ask::Add { host, app } => self.add(&host, &app),
+            Ask::Wake(host) => self.on_host(&host, |slot| Event::Requested(slot, Cause::Operator)),
+            Ask::Sleep(host) => self.on_host(&host, Event::Rest),
+            Ask::Remove(host) => match self.find(&host) {
+                Some(slot) => {
+                    self.retiring.insert(slot, reply);
+                    return self.step(Event::Removed(slot));
+                }
+                None => Reply::unknown(&host),
+            },
+            Ask::Wait { host, state } => match self.find(&host) {
+                Some(slot) => {
+                    self.waits.push(Wait { slot, state, reply });
+                    return self.answer_waits();
+                }
+                None => Reply::unknown(&host),
+            },
+            Ask::Takeover(target) => {
+                let target = BoxName(target);
+                self.takeovers.push((target.clone(), reply));
+                return self.step(Event::Takeover(target));
+            }
+        };
+        // Who asked may be gone.
+        reply.send(answer).ok();
+    }
+
+    /// Before the first event there is nothing to say yet.
+    pub(crate) fn on_early_command(&self, command: Command) {
+        let answer = match command.ask {
+            Ask::Status => Reply::json(&self.status()),
+            Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
+            Ask::Host(_)
+            | Ask::Add { .. }
+            | Ask::Remove(_)
+            | Ask::Wake(_)
+            | Ask::Sleep(_)
+            | Ask::Wait { .. }
+            | Ask::Takeover(_) => Reply::message(503, "the activator is starting: ask again"),
+        };
+        command.reply.send(answer).ok();
+    }
+
+    fn find(&self, host: &str) -> Option<Slot> {
+        let host = canonical_host(host).ok()?;
+        self.hosts.iter().find(|(_, hosted)| hosted.host == host).map(|(slot, _)| *slot)
+    }
+
+    fn on_host(&mut self, host: &str, event: impl FnOnce(Slot) -> Event) -> Reply {
+        let Some(slot) = self.find(host) else { return Reply::unknown(host) };
+        self.step(event(slot));
+        self.host_status(slot).map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
+    }
+
+    fn add(&mut self, host: &str, app_name: &str) -> Reply {
+        let host = match canonical_host(host) {
+            Ok(host) => host,
+            Err(error) => return Reply::message(400, &error.to_string()),
+        };
+        let Some(app) = self.parts.config.apps.get(app_name).cloned() else {
+            let known: Vec<&str> = self.parts.config.apps.keys().map(String::as_str).collect();
+            let message = format!("no app {app_name:?} in the config; allowed: {known:?}");
+            return Reply::message(400, &message);
+        };
+        if self.parts.config.routes.iter().any(|route| route.host == host) {
+            return Reply::refused(format!("{host} is a plain [[route]] of the config"));
+        }
+        if let Err(problem) = self.parts.paths.fits(&host) {
+            return Reply::message(400, &problem);
+        }
+        if let Err(error) = self.parts.paths.make_host(&host) {
+            return Reply::failed(error.to_string());
+        }
+        let slots = self.parts.edge.slots();
+        let edge = &self.parts.edge;
+        let held = |slot| edge.holds(dormouse_link::Slot(slot));
+        let route = match self.parts.registry.add(&host, app_name, slots, held) {
+            Ok(route) => route,
+            Err(error) => return Reply::refused(error.to_string()),
+        };
+        let seed = self.take_in(&route, app);
+        self.step(Event::Added(seed));
+        Reply::done(format!("{host} is served by app {app_name}"))
+    }
+
+    /// Gives a route its place in driver and edge.
+    pub(crate) fn take_in(&mut self, route: &Route, app: App) -> HostSeed {
+        let slot = Slot(route.slot);
+        let limits = &self.parts.config.edge.limits;
+        let millis = u32::try_from(limits.wake_wait.as_millis()).unwrap_or(u32::MAX);
+        let edge_route = EdgeRoute {
+            host: route.host.clone(),
+            limits: RouteLimits {
+                body_bytes: if limits.body_bytes == 0 { u64::MAX } else { limits.body_bytes },
+                waiters: limits.waiters_per_host,
+                wake_wait_ms: millis,
+            },
+        };
+        self.parts.edge.add_route(edge_slot(slot), edge_route);
+        let policy = Policy {
+            idle: Nanos(self.parts.config.idle_of(&app).as_nanos()),
+            frozen: None,
+            asks_due: app.next_due.is_some(),
+        };
+        let replica = HostReplica::new(
+            self.parts.store.clone(),
+            self.parts.prefix.clone(),
+            &route.host,
+            &self.parts.paths.host_dir(&route.host),
+            &app,
+            Nanos(self.parts.config.sleep.sync.as_nanos()),
+        );
+        let hosted = Hosted {
+            host: route.host.clone(),
+            app_name: route.app.clone(),
+            app,
+            instance: None,
+            run: None,
+            replica,
+        };
+        self.hosts.insert(slot, hosted);
+        HostSeed {
+            slot,
+            host: route.host.as_str().into(),
+            policy,
+            due: route.due_ms.map(dormouse_core::time::Wall),
+            leftover: None,
+            releasing: None,
+        }
+    }
+
+    /// Answers those whose host has come to the state that they wait for.
+    pub(crate) fn answer_waits(&mut self) {
+        let waits = std::mem::take(&mut self.waits);
+        for wait in waits {
+            match self.host_status(wait.slot) {
+                None => {
+                    wait.reply.send(Reply::message(404, "the host was removed")).ok();
+                }
+                Some(status) if status.state == wait.state => {
+                    wait.reply.send(Reply::json(&status)).ok();
+                }
+                Some(_) if wait.reply.is_closed() => {}
+                Some(_) => self.waits.push(wait),
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let (session, session_detail) = self.core.session(clock::now());
+        Status {
+            name: self.parts.config.this_box.name.clone(),
+            session: session.to_owned(),
+            session_detail,
+            containment: match self.parts.nursery.containment() {
+                Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
+                Containment::Scan(reason) => format!("scan of /proc ({reason})"),
+            },
+            accounting: "proxy".to_owned(),
+            proxies: self.parts.edge.proxies().map(|(pid, ..)| pid).collect(),
+            hosts: self.hosts.keys().filter_map(|slot| self.host_status(*slot)).collect(),
+        }
+    }
+
+    fn host_status(&self, slot: Slot) -> Option<HostStatus> {
+        let HostView { state, run, generation, due, problem, .. } = self.core.host(slot)?;
+        let hosted = self.hosted(slot)?;
+        let activity = self.parts.edge.activity(edge_slot(slot));
+        let idle_ns = clock::now().mono.0.saturating_sub(activity.last_ns);
+        let replica = hosted.replica.status();
+        Some(HostStatus {
+            host: hosted.host.clone(),
+            app: hosted.app_name.clone(),
+            state: state.to_owned(),
+            slot: slot.0,
+            run: run.map(|run| run.0),
+            pid: run.and_then(|_| hosted.instance.as_ref()?.pid()),
+            generation: generation.map(|generation| generation.0),
+            in_flight: activity.in_flight,
+            idle_s: (state == "awake").then_some(idle_ns / dormouse_core::time::SECOND_NS),
+            durable_txid: replica.as_ref().map(|replica| replica.durable_txid),
+            lag_ms: replica.as_ref().map(|replica| replica.lag_ms),
+            replica: replica.map(|replica| replica.state),
+            due_ms: due.map(|due| due.0),
+            problem,
+        })
+    }
+}

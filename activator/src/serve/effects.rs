@@ -1,0 +1,196 @@
+//! Effects carried out: what is quick at once, the rest in tasks that come back as answers.
+
+use dormouse_core::effect::{Effect, Failure, Reason, Word};
+use dormouse_core::event::{Answer, Event, Ticket};
+use dormouse_core::ids::{Run, Slot};
+use dormouse_core::time::Wall;
+use dormouse_link::{Refusal, RunNumber};
+
+use super::ask;
+use super::commands::Reply;
+use super::driver::{Driver, Hosted};
+use super::replica::HostReplica;
+
+impl Driver {
+    pub(crate) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Journal(entry) => self.journal(&entry),
+            Effect::Put(ticket, key, body, expect) => self.put_record(ticket, key, body, expect),
+            Effect::Get(ticket, key) => {
+                let records = self.parts.records.clone();
+                self.answer_later(ticket, async move { Answer::Got(records.get(&key).await) });
+            }
+            Effect::Inspect(ticket, slot) => self.on_copy(ticket, slot, HostReplica::inspect),
+            Effect::List(ticket, slot) => self.on_copy(ticket, slot, HostReplica::list),
+            Effect::Restore { ticket, slot, set_aside } => {
+                self.on_copy(ticket, slot, |copy| copy.restore(set_aside));
+            }
+            Effect::PutFence(ticket, slot, _, nonce) => {
+                self.on_copy(ticket, slot, |copy| copy.put_fence(nonce));
+            }
+            Effect::Apply(ticket, slot, _) => self.on_copy(ticket, slot, HostReplica::apply),
+            Effect::PutImage(ticket, slot, txid, nonce) => {
+                self.on_copy(ticket, slot, |copy| copy.put_image(txid, nonce));
+            }
+            Effect::Adopt(ticket, slot, generation, tip) => {
+                self.on_copy(ticket, slot, |copy| copy.adopt(generation, tip));
+            }
+            Effect::OpenReplica { ticket, slot, generation, base } => {
+                let watcher = self.parts.watcher.clone();
+                self.on_copy(ticket, slot, |copy| copy.open(watcher, generation, base));
+            }
+            Effect::Attach(ticket, slot) => self.attach(ticket, slot),
+            Effect::Save(ticket, slot) => self.on_copy(ticket, slot, HostReplica::save),
+            Effect::Abandon(slot) => self.abandon(slot),
+            Effect::Spawn(ticket, slot) => self.spawn(ticket, slot),
+            Effect::Publish(slot, word) => self.publish(slot, word),
+            Effect::TryStop(ticket, slot, run) => self.try_stop(ticket, slot, run),
+            Effect::Refuse(slot, failure) => self.refuse(slot, &failure),
+            Effect::AskDue(ticket, slot) => self.ask_due(ticket, slot),
+            Effect::RecordDue(slot, due) => self.record_due(slot, due),
+            Effect::Terminate(ticket, slot) => self.end_instance(ticket, slot, false),
+            Effect::Kill(ticket, slot) => self.end_instance(ticket, slot, true),
+            Effect::Freeze(ticket, slot) => self.freeze(ticket, slot, true),
+            Effect::Thaw(ticket, slot) => self.freeze(ticket, slot, false),
+            // The table says none: with manual takeover no instance is stopped by time.
+            Effect::Deadline(deadline) => drop(self.deadline.send_replace(deadline)),
+            Effect::Retired(slot) => self.retired(slot),
+            Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
+            Effect::Exit => self.ended = true,
+        }
+    }
+
+    fn try_stop(&mut self, ticket: Ticket, slot: Slot, run: Run) {
+        let taken = self.parts.edge.try_stop(edge_slot(slot), RunNumber(run.0));
+        self.answer_at_once(ticket, if taken { Answer::StopTaken } else { Answer::StopBusy });
+    }
+
+    fn record_due(&mut self, slot: Slot, due: Option<Wall>) {
+        let Some(hosted) = self.hosts.get(&slot) else { return };
+        if let Err(error) = self.parts.registry.set_due(&hosted.host, due.map(|due| due.0)) {
+            tracing::error!(%error, host = hosted.host, "a due time was not kept");
+        }
+    }
+
+    pub(crate) fn hosted(&self, slot: Slot) -> Option<&Hosted> {
+        self.hosts.get(&slot)
+    }
+
+    fn publish(&self, slot: Slot, word: Word) {
+        let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+        let word = match word {
+            Word::Asleep => {
+                tracing::info!(host, "asleep");
+                dormouse_link::Word::Asleep
+            }
+            Word::Waking => {
+                tracing::info!(host, "waking");
+                dormouse_link::Word::Waking
+            }
+            Word::Awake(run) => {
+                tracing::info!(host, %run, "awake");
+                dormouse_link::Word::Awake { run: RunNumber(run.0) }
+            }
+            Word::Stopping(run) => {
+                tracing::info!(host, %run, "stopping");
+                dormouse_link::Word::Stopping { run: RunNumber(run.0) }
+            }
+        };
+        self.parts.edge.publish(edge_slot(slot), word);
+    }
+
+    fn refuse(&self, slot: Slot, failure: &Failure) {
+        let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+        let reason = refusal(failure.reason);
+        tracing::warn!(host, reason = reason.text(), detail = failure.detail, "refused");
+        let retry_after_s = u32::try_from(failure.retry_after.secs_up()).unwrap_or(u32::MAX);
+        self.parts.edge.refuse(edge_slot(slot), reason, retry_after_s.max(1));
+    }
+
+    /// SIGTERM or SIGKILL; answered when nothing of the instance is left.
+    fn end_instance(&self, ticket: Ticket, slot: Slot, kill: bool) {
+        let Some(instance) = self.hosted(slot).and_then(|hosted| hosted.instance.clone()) else {
+            return self.answer_later(ticket, async { Answer::Empty });
+        };
+        if kill {
+            if let Err(error) = instance.kill() {
+                tracing::error!(%error, "an instance cannot be killed");
+            }
+        } else {
+            instance.terminate();
+        }
+        let inputs = self.parts.inputs.clone();
+        tokio::spawn(async move {
+            match instance.gone().await {
+                Ok(()) => {
+                    let event = Event::Answer(ticket, Answer::Empty);
+                    inputs.send(super::driver::Input::Event(event)).ok();
+                }
+                // No answer is no proof: the core's own time runs out.
+                Err(error) => tracing::error!(%error, "a cgroup cannot be proven empty"),
+            }
+        });
+    }
+
+    fn freeze(&mut self, ticket: Ticket, slot: Slot, frozen: bool) {
+        let instance = self.hosted(slot).and_then(|hosted| hosted.instance.clone());
+        let done = match instance {
+            Some(instance) => instance.freeze(frozen).map_err(|error| error.to_string()),
+            None => Err("no instance".to_owned()),
+        };
+        self.answer_at_once(ticket, Answer::Frozen(done));
+    }
+
+    fn ask_due(&self, ticket: Ticket, slot: Slot) {
+        let Some(hosted) = self.hosted(slot) else { return };
+        let (Some(path), Some(Run(run))) = (hosted.app.next_due.clone(), hosted.run) else {
+            let nothing = Answer::Due(Err("nothing to ask".to_owned()));
+            return self.answer_later(ticket, async { nothing });
+        };
+        let socket = self.parts.paths.socket(&hosted.host, RunNumber(run));
+        let env_file = self.parts.paths.env_file(&hosted.host);
+        let question = ask::Question {
+            socket,
+            host: hosted.host.clone(),
+            path,
+            token_name: hosted.app.next_due_token.clone(),
+            env_file,
+        };
+        let limit = self.parts.config.sleep.next_due.duration();
+        self.answer_later(ticket, async move { Answer::Due(ask::next_due(question, limit).await) });
+    }
+
+    fn retired(&mut self, slot: Slot) {
+        let Some(hosted) = self.hosts.remove(&slot) else { return };
+        self.parts.edge.remove_route(edge_slot(slot));
+        let reply = match self.parts.registry.remove(&hosted.host) {
+            Ok(()) => Reply::done(format!("{} is removed; its data stays", hosted.host)),
+            Err(error) => Reply::failed(error.to_string()),
+        };
+        tracing::info!(host = hosted.host, "removed");
+        if let Some(waiting) = self.retiring.remove(&slot) {
+            // Who asked may be gone.
+            waiting.send(reply).ok();
+        }
+    }
+}
+
+/// The same number, as the link has it.
+pub(crate) const fn edge_slot(slot: Slot) -> dormouse_link::Slot {
+    dormouse_link::Slot(slot.0)
+}
+
+fn refusal(reason: Reason) -> Refusal {
+    match reason {
+        Reason::Elsewhere => Refusal::Elsewhere,
+        Reason::Outside => Refusal::Held,
+        Reason::StoreDown => Refusal::StoreDown,
+        Reason::NoSession | Reason::Lost => Refusal::SessionExpired,
+        Reason::Replica => Refusal::ReplicaDamaged,
+        Reason::Disk => Refusal::WakeFailed,
+        Reason::Broken => Refusal::Broken,
+        Reason::Unproven => Refusal::Unproven,
+        Reason::TimedOut => Refusal::WakeTimedOut,
+        Reason::Leaving | Reason::Removed => Refusal::ShuttingDown,
+    }
+}

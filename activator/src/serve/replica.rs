@@ -1,0 +1,551 @@
+//! A host's copy and replica: what the core's effects on them are, step by step.
+//!
+//! Each host has a stage behind a lock of its own; its tasks follow each other, as the core orders
+//! them. The position file is written before the file that it speaks of gets its name, marked
+//! unclean: a crash between the two leaves a copy that is kept, never one that nobody knows.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+
+use dormouse_core::effect::Base;
+use dormouse_core::event::{Answer, Event, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
+use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
+use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
+use dormouse_core::time::{Deadline, Nanos};
+use dormouse_core::upload::{Class, Standing, UploadSettings};
+use dormouse_link::config::{App, Replication};
+use dormouse_replica::fence::{Fence, FenceOutcome};
+use dormouse_replica::follow::CheckpointStyle;
+use dormouse_replica::put::Place;
+use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
+use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
+use dormouse_replica::{compact, inspect, position_file, spool};
+use dormouse_store::AnyStore;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+
+use super::driver::{Driver, Input};
+use super::{clock, records};
+
+/// How far a host's copy has come.
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Nothing,
+    /// Under its temporary name.
+    Unfinished(Restored),
+    Opened(Box<Replica<AnyStore>>),
+    Running(mpsc::Sender<Finish>),
+}
+
+/// The last sync is asked for, once.
+#[derive(Debug)]
+struct Finish {
+    reply: oneshot::Sender<Saved>,
+}
+
+/// A host's copy and replica. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct HostReplica {
+    place: Place<AnyStore>,
+    database: PathBuf,
+    state_dir: PathBuf,
+    upload: UploadSettings,
+    sync_budget: Nanos,
+    stage: Arc<Mutex<Stage>>,
+    /// A fence or image in the making; kept so that a repeat sends the same bytes.
+    fence: Arc<Mutex<Option<Fence>>>,
+    status: Arc<StdMutex<Option<watch::Receiver<Status>>>>,
+}
+
+/// What `status` shows of it.
+#[derive(Debug)]
+pub(crate) struct ReplicaStatus {
+    pub(crate) durable_txid: u64,
+    pub(crate) lag_ms: u64,
+    pub(crate) state: String,
+}
+
+/// The directory beside the database that holds position and spool.
+const STATE_DIR: &str = ".dormouse";
+/// The unfinished restore inside it.
+const UNFINISHED: &str = "restore.tmp";
+
+impl HostReplica {
+    pub(crate) fn new(
+        store: AnyStore,
+        prefix: String,
+        host: &str,
+        host_dir: &std::path::Path,
+        app: &App,
+        sync_budget: Nanos,
+    ) -> Self {
+        let class = match app.replication {
+            Replication::Stream => Class::Stream,
+            Replication::Batched => Class::Batched { every: Nanos::from_secs(30) },
+            Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
+        };
+        Self {
+            place: Place { store, prefix, host: Host(host.to_owned()) },
+            database: host_dir.join(&app.db),
+            state_dir: host_dir.join(STATE_DIR),
+            upload: UploadSettings { class, ..UploadSettings::default() },
+            sync_budget,
+            stage: Arc::default(),
+            fence: Arc::default(),
+            status: Arc::default(),
+        }
+    }
+
+    /// Commits that are not durable, and an upload that does not get on.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.peek().is_some_and(|status| status.behind_since.is_some() && status.trouble.is_some())
+    }
+
+    fn peek(&self) -> Option<Status> {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.as_ref().map(|status| status.borrow().clone())
+    }
+
+    pub(crate) fn status(&self) -> Option<ReplicaStatus> {
+        let status = self.peek()?;
+        let now = clock::now().mono;
+        let lag_ns = status.behind_since.map_or(0, |since| now.since(since).0);
+        let state = match (status.state, status.trouble) {
+            (State::Following, None) => "following".to_owned(),
+            (State::Following, Some(trouble)) => format!("stalled: {trouble}"),
+            (State::Detached { reason }, _) => format!("detached: {reason}"),
+            (State::StoodDown, _) => "stood down: another writer owns the replica".to_owned(),
+        };
+        Some(ReplicaStatus {
+            durable_txid: status.durable.0,
+            lag_ms: lag_ns / dormouse_core::time::MILLI_NS,
+            state,
+        })
+    }
+
+    fn set_status(&self, status: Option<watch::Receiver<Status>>) {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    pub(crate) async fn inspect(self) -> Answer {
+        let seen = blocking(move || {
+            std::fs::create_dir_all(&self.state_dir)
+                .map_err(|error| format!("{}: {error}", self.state_dir.display()))?;
+            inspect::inspect(&self.database, &self.state_dir).map_err(|error| error.to_string())
+        });
+        Answer::Inspected(seen.await)
+    }
+
+    pub(crate) async fn list(self) -> Answer {
+        let read = Listing::read(&self.place.store, &self.place.prefix, &self.place.host).await;
+        let tip = match read {
+            Err(error) => return Answer::Listed(Err(of_restore(error))),
+            Ok(listing) => listing.max(),
+        };
+        if tip == Txid(0) {
+            return Answer::Listed(Ok(None));
+        }
+        let key = dormouse_store::LtxKey { level: 0, min: tip, max: tip };
+        let etag = match self.place.standing(&key).await {
+            Standing::File { etag, .. } => Some(etag),
+            // Only a compaction holds the tip: its number alone is known.
+            Standing::Absent => None,
+            Standing::Unclear => {
+                let why = "the store did not tell the newest file's tag".to_owned();
+                return Answer::Listed(Err(ReplicaProblem::Store(StoreProblem::Unreachable(why))));
+            }
+        };
+        Answer::Listed(Ok(Some(RemoteTip { txid: tip, etag })))
+    }
+
+    pub(crate) async fn restore(self, set_aside: bool) -> Answer {
+        let mut stage = self.stage.lock().await;
+        self.fence.lock().await.take();
+        if set_aside && let Err(why) = self.clone().set_aside().await {
+            return Answer::Fetched(Err(ReplicaProblem::Local(why)));
+        }
+        let temporary = self.state_dir.join(UNFINISHED);
+        let Place { store, prefix, host } = &self.place;
+        let restored = restore(store, prefix, host, Target::Latest, &temporary).await;
+        Answer::Fetched(restored.map_err(of_restore).map(|restored| {
+            let tip = RemoteTip { txid: restored.txid, etag: restored.etag.clone() };
+            *stage = Stage::Unfinished(restored);
+            tip
+        }))
+    }
+
+    async fn set_aside(self) -> Result<(), String> {
+        blocking(move || {
+            let position =
+                position_file::load(&self.state_dir).map_err(|error| error.to_string())?;
+            let (generation, txid) =
+                position.map_or((Generation(0), Txid(0)), |p| (p.generation, p.txid));
+            let fork = inspect::set_aside(&self.database, &self.state_dir, generation, txid)
+                .map_err(|error| error.to_string())?;
+            tracing::warn!(
+                host = %self.place.host,
+                fork = %fork.display(),
+                "the local copy is not what the store has: set aside"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// A fence over the unfinished file; over nothing at all, the empty database first.
+    pub(crate) async fn put_fence(self, nonce: Nonce) -> Answer {
+        let mut stage = self.stage.lock().await;
+        let mut fence = self.fence.lock().await;
+        if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
+            if matches!(*stage, Stage::Nothing) {
+                match Restored::empty(&self.state_dir.join(UNFINISHED)).await {
+                    Ok(empty) => *stage = Stage::Unfinished(empty),
+                    Err(error) => return failed(of_restore(error)),
+                }
+            }
+            let Stage::Unfinished(restored) = &*stage else {
+                return failed(ReplicaProblem::Local("no unfinished file to fence".to_owned()));
+            };
+            let (restored, state_dir) = (restored.clone(), self.state_dir.clone());
+            let made = blocking(move || {
+                Fence::after(&restored, &state_dir, &nonce, wall_ms()).map_err(|e| e.to_string())
+            });
+            match made.await {
+                Ok(made) => *fence = Some(made),
+                Err(why) => return failed(ReplicaProblem::Local(why)),
+            }
+        }
+        let Some(fence) = fence.as_ref() else {
+            return failed(ReplicaProblem::Local("no fence was made".to_owned()));
+        };
+        let answer = self.send(fence).await;
+        if let (Uploaded::Done(RemoteTip { etag: Some(etag), .. }), Stage::Unfinished(restored)) =
+            (&answer, &mut *stage)
+        {
+            restored.fenced(fence, etag.clone());
+        }
+        Answer::Uploaded(answer)
+    }
+
+    pub(crate) async fn put_image(self, txid: Txid, nonce: Nonce) -> Answer {
+        let mut fence = self.fence.lock().await;
+        if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
+            let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
+            let made = blocking(move || {
+                Fence::image(&database, &state_dir, txid, &nonce, wall_ms())
+                    .map_err(|error| error.to_string())
+            });
+            match made.await {
+                Ok(made) => *fence = Some(made),
+                Err(why) => return failed(ReplicaProblem::Unfit(why)),
+            }
+        }
+        match fence.as_ref() {
+            Some(fence) => Answer::Uploaded(self.send(fence).await),
+            None => failed(ReplicaProblem::Local("no image was made".to_owned())),
+        }
+    }
+
+    async fn send(&self, fence: &Fence) -> Uploaded {
+        match fence.send(&self.place).await {
+            FenceOutcome::Done { etag } => Uploaded::Done(RemoteTip::tagged(fence.txid, etag)),
+            FenceOutcome::Taken { nonce } => Uploaded::Taken { own: self.is_own(nonce, fence) },
+            FenceOutcome::Again { why } => {
+                tracing::warn!(host = %self.place.host, why, "an upload is repeated");
+                Uploaded::Unknown
+            }
+            FenceOutcome::Refused { why } => {
+                Uploaded::Failed(ReplicaProblem::Store(StoreProblem::Refused(why)))
+            }
+        }
+    }
+
+    /// The spool is this host's journal of uploads: what is in it was begun by us.
+    fn is_own(&self, nonce: Option<Nonce>, fence: &Fence) -> bool {
+        let Some(nonce) = nonce else { return false };
+        let spooled = spool::left_over(&self.state_dir).unwrap_or_default();
+        nonce != fence.nonce && spooled.iter().any(|(_, spooled)| *spooled == nonce)
+    }
+
+    pub(crate) async fn apply(self) -> Answer {
+        let mut stage = self.stage.lock().await;
+        let Stage::Unfinished(restored) = &mut *stage else {
+            let why = "no unfinished file to apply to".to_owned();
+            return Answer::Fetched(Err(ReplicaProblem::Local(why)));
+        };
+        let Place { store, prefix, host } = &self.place;
+        let applied = restored.apply_one(store, prefix, host).await;
+        let tip = RemoteTip { txid: restored.txid, etag: restored.etag.clone() };
+        Answer::Fetched(applied.map(|()| tip).map_err(of_restore))
+    }
+
+    pub(crate) async fn adopt(self, generation: Generation, tip: RemoteTip) -> Answer {
+        let mut stage = self.stage.lock().await;
+        let Stage::Unfinished(restored) = std::mem::take(&mut *stage) else {
+            let why = "no unfinished file to adopt".to_owned();
+            return Answer::Adopted(Err(ReplicaProblem::Local(why)));
+        };
+        self.fence.lock().await.take();
+        let adopted = blocking(move || {
+            let text = |error: position_file::PositionFileError| error.to_string();
+            let file = inspect::stat(&restored.path).map_err(text)?.unwrap_or(NO_FILE);
+            let mut position = Position {
+                version: POSITION_VERSION,
+                generation,
+                txid: tip.txid,
+                etag: tip.etag,
+                file,
+                page_count: restored.page_count,
+                page_size: restored.page_size.get(),
+                clean: false,
+            };
+            position_file::save(&self.state_dir, &position).map_err(text)?;
+            restored.adopt(&self.database, None).map_err(|error| error.to_string())?;
+            // The name changed its change time.
+            position.file = inspect::stat(&self.database).map_err(text)?.unwrap_or(NO_FILE);
+            position.clean = true;
+            position_file::save(&self.state_dir, &position).map_err(text)
+        });
+        Answer::Adopted(adopted.await.map_err(ReplicaProblem::Local))
+    }
+
+    pub(crate) async fn open(
+        self,
+        watcher: dormouse_replica::watch::Watcher,
+        generation: Generation,
+        base: Base,
+    ) -> Answer {
+        let mut stage = self.stage.lock().await;
+        self.fence.lock().await.take();
+        let own = self.clone();
+        let known = base.clone();
+        let noted = blocking(move || own.note_position(generation, &known)).await;
+        if let Err(why) = noted {
+            return Answer::Opened(Err(ReplicaProblem::Local(why)));
+        }
+        let settings = Settings {
+            database: self.database.clone(),
+            state_dir: self.state_dir.clone(),
+            generation,
+            upload: self.upload,
+            // Nothing is known of the app's SQLite: it may have the WAL-reset race.
+            checkpoints: CheckpointStyle::BarrierThroughout,
+            clock: clock::now,
+        };
+        let base = match base {
+            Base::At(tip) => running::Base::Current { txid: tip.txid, etag: tip.etag },
+            Base::Nothing => running::Base::Image { after: Txid(0) },
+        };
+        match Replica::open(self.place.clone(), watcher, settings, base).await {
+            Ok((opened, how)) => {
+                tracing::debug!(host = %self.place.host, ?how, "replica opened");
+                *stage = Stage::Opened(Box::new(opened));
+                Answer::Opened(Ok(()))
+            }
+            Err(error) => Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string()))),
+        }
+    }
+
+    /// From now on the file on disk may run ahead of the store: a crash must find a position that
+    /// says so, also beside a database that does not exist yet.
+    fn note_position(&self, generation: Generation, base: &Base) -> Result<(), String> {
+        let text = |error: position_file::PositionFileError| error.to_string();
+        let known = position_file::load(&self.state_dir).map_err(text)?;
+        let (txid, etag) = match base {
+            Base::At(tip) => (tip.txid, tip.etag.clone()),
+            Base::Nothing => (Txid(0), None),
+        };
+        let file = inspect::stat(&self.database).map_err(text)?.unwrap_or(NO_FILE);
+        let position = Position {
+            version: POSITION_VERSION,
+            generation,
+            txid,
+            etag,
+            file,
+            page_count: known.as_ref().map_or(0, |p| p.page_count),
+            page_size: known.as_ref().map_or(0, |p| p.page_size),
+            clean: false,
+        };
+        position_file::save(&self.state_dir, &position).map_err(text)
+    }
+
+    async fn attach(self, attach: Attach) -> Answer {
+        let mut stage = self.stage.lock().await;
+        let Stage::Opened(opened) = std::mem::take(&mut *stage) else {
+            let why = "the replica was not opened".to_owned();
+            return Answer::Attached(Err(ReplicaProblem::Local(why)));
+        };
+        let running = opened.start(*attach.deadline.borrow());
+        self.set_status(Some(running.watch()));
+        let (finish, asked) = mpsc::channel(1);
+        *stage = Stage::Running(finish);
+        tokio::spawn(keep(self.clone(), running, asked, attach));
+        Answer::Attached(Ok(()))
+    }
+
+    pub(crate) async fn save(self) -> Answer {
+        let stage = std::mem::take(&mut *self.stage.lock().await);
+        let unclean = |why: &str| Saved::Unclean { durable: Txid(0), why: why.to_owned() };
+        let saved = match stage {
+            Stage::Running(finish) => {
+                let (reply, saved) = oneshot::channel();
+                // A keeper that is gone leaves the reply unanswered.
+                finish.send(Finish { reply }).await.ok();
+                saved.await.unwrap_or_else(|_| unclean("the replica had ended"))
+            }
+            // Started, never attached: what the app wrote is kept and uploaded at the next wake.
+            Stage::Opened(_) => unclean("the wake failed before the replica was attached"),
+            Stage::Nothing | Stage::Unfinished(_) => unclean("there was no replica"),
+        };
+        self.set_status(None);
+        Answer::Saved(saved)
+    }
+
+    async fn abandon(self) {
+        // Dropped, a running one's keeper abandons it.
+        drop(std::mem::take(&mut *self.stage.lock().await));
+        self.set_status(None);
+    }
+
+    /// Keeps the next restore cheap; only after a visit that uploaded something.
+    async fn compact(&self, txid: Txid) {
+        let state_dir = self.state_dir.clone();
+        let loaded =
+            blocking(move || position_file::load(&state_dir).map_err(|error| error.to_string()));
+        let Ok(Some(position)) = loaded.await else { return };
+        let page_size = dormouse_replica::ltx::PageSize::new(position.page_size);
+        let (Some(page_size), true) = (page_size, position.clean) else { return };
+        let closed = compact::Closed {
+            database: self.database.clone(),
+            state_dir: self.state_dir.clone(),
+            txid,
+            page_size,
+            page_count: position.page_count,
+            timestamp_ms: wall_ms(),
+        };
+        let Ok(nonce) = spool::fresh_nonce() else { return };
+        match compact::compact(&self.place, &closed, &nonce).await {
+            Ok(done) => tracing::debug!(host = %self.place.host, ?done, "compacted"),
+            Err(error) => tracing::warn!(host = %self.place.host, %error, "not compacted"),
+        }
+    }
+}
+
+/// Stands for "there is no such file".
+const NO_FILE: FileId = FileId { inode: 0, size: 0, ctime_ns: 0 };
+
+/// What the keeper of a running replica needs of the driver.
+struct Attach {
+    slot: Slot,
+    inputs: mpsc::UnboundedSender<Input>,
+    deadline: watch::Receiver<Option<Deadline>>,
+}
+
+/// Owns a running replica: passes the deadline on, reports, finishes it when asked.
+async fn keep(
+    host: HostReplica,
+    mut running: Running,
+    mut asked: mpsc::Receiver<Finish>,
+    mut attach: Attach,
+) {
+    let before = running.status().durable;
+    let mut stood_down = false;
+    loop {
+        tokio::select! {
+            finish = asked.recv() => {
+                let Some(Finish { reply }) = finish else { return running.abandon() };
+                let finished = running.finish(host.sync_budget).await;
+                if finished.clean && finished.txid != before {
+                    host.compact(finished.txid).await;
+                }
+                let saved = if stood_down { Saved::StoodDown } else { saved(finished) };
+                // A driver that is gone needs no answer.
+                reply.send(saved).ok();
+                return;
+            }
+            changed = attach.deadline.changed() => {
+                if changed.is_err() {
+                    return running.abandon();
+                }
+                let deadline = *attach.deadline.borrow_and_update();
+                running.set_deadline(deadline).await;
+            }
+            Some(event) = running.event() => match event {
+                running::Event::Durable { txid, .. } => {
+                    tracing::debug!(host = %host.place.host, %txid, "durable");
+                }
+                running::Event::StoodDown { txid, was_ours } => {
+                    tracing::error!(host = %host.place.host, %txid, was_ours, "another writer");
+                    stood_down = true;
+                    attach.inputs.send(Input::Event(Event::StoodDown(attach.slot))).ok();
+                }
+                running::Event::Refused { reason } | running::Event::Stalled { reason } => {
+                    tracing::warn!(host = %host.place.host, reason, "replication does not get on");
+                }
+            },
+        }
+    }
+}
+
+fn saved(finished: running::Finished) -> Saved {
+    if !finished.clean {
+        let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
+        return Saved::Unclean { durable: finished.txid, why };
+    }
+    let etag = finished.etag;
+    Saved::Clean((finished.txid > Txid(0)).then_some(RemoteTip { txid: finished.txid, etag }))
+}
+
+fn failed(problem: ReplicaProblem) -> Answer {
+    Answer::Uploaded(Uploaded::Failed(problem))
+}
+
+fn of_restore(error: RestoreError) -> ReplicaProblem {
+    match error {
+        RestoreError::Read(error) => ReplicaProblem::Store(records::problem(&error)),
+        RestoreError::Io { .. } => ReplicaProblem::Local(error.to_string()),
+        RestoreError::Empty
+        | RestoreError::Gap { .. }
+        | RestoreError::Unreached { .. }
+        | RestoreError::Ltx(_)
+        | RestoreError::Misfit { .. }
+        | RestoreError::MissingPage { .. } => ReplicaProblem::Corrupt(error.to_string()),
+    }
+}
+
+fn wall_ms() -> i64 {
+    i64::try_from(clock::now().wall.0).unwrap_or(i64::MAX)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(format!("a task ended early: {error}")))
+}
+
+impl Driver {
+    /// A task on a host's copy, whose outcome is the answer.
+    pub(crate) fn on_copy<W>(&self, ticket: Ticket, slot: Slot, work: impl FnOnce(HostReplica) -> W)
+    where
+        W: Future<Output = Answer> + Send + 'static,
+    {
+        // A host that was retired meanwhile has nobody left to answer.
+        if let Some(hosted) = self.hosted(slot) {
+            self.answer_later(ticket, work(hosted.replica.clone()));
+        }
+    }
+
+    pub(crate) fn attach(&self, ticket: Ticket, slot: Slot) {
+        let inputs = self.parts.inputs.clone();
+        let attach = Attach { slot, inputs, deadline: self.deadline.subscribe() };
+        self.on_copy(ticket, slot, |copy| copy.attach(attach));
+    }
+
+    pub(crate) fn abandon(&self, slot: Slot) {
+        if let Some(hosted) = self.hosted(slot) {
+            tokio::spawn(hosted.replica.clone().abandon());
+        }
+    }
+}

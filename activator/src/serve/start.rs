@@ -1,0 +1,157 @@
+//! The start of an instance: its socket, its environment, its process, and whether it is healthy.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dormouse_core::event::{Answer, Event, Ticket};
+use dormouse_core::ids::{Run, Slot};
+use dormouse_instances::{
+    Health, Instance, Nursery, Start, environment_of, parse_env_file, wait_healthy,
+};
+use dormouse_link::RunNumber;
+use dormouse_link::config::{App, AppListen};
+
+use super::driver::{Driver, Input};
+use super::paths::Paths;
+
+/// One start, prepared.
+struct Launch {
+    nursery: Nursery,
+    start: Start,
+    socket: PathBuf,
+    health: Health,
+    limit: Duration,
+}
+
+impl Driver {
+    pub(crate) fn spawn(&mut self, ticket: Ticket, slot: Slot) {
+        let launch = self.next_run().and_then(|run| {
+            let hosted = self.hosted(slot).ok_or_else(|| "the host is gone".to_owned())?;
+            let limit = self.parts.config.wake.health.duration();
+            let nursery = self.parts.nursery.clone();
+            let launch =
+                prepare(&self.parts.paths, nursery, &hosted.host, &hosted.app, run, limit)?;
+            Ok((run, launch))
+        });
+        let (run, launch) = match launch {
+            Ok(launch) => launch,
+            Err(why) => return self.answer_at_once(ticket, Answer::StartFailed(why)),
+        };
+        // Started here, not in the task: from now on a kill must find it.
+        let Launch { nursery, start, socket, health, limit } = launch;
+        let host = start.host.clone();
+        let log = start.log.clone();
+        match nursery.start(start) {
+            Err(error) => self.answer_at_once(ticket, Answer::StartFailed(error.to_string())),
+            Ok(instance) => {
+                tracing::info!(host, %run, pid = instance.pid(), "instance started");
+                if let Some(hosted) = self.hosts.get_mut(&slot) {
+                    hosted.instance = Some(instance.clone());
+                    hosted.run = Some(run);
+                }
+                self.watch(slot, run, instance.clone());
+                self.answer_later(ticket, async move {
+                    let ready = Ready { socket, host, health, limit, log };
+                    ready.wait(&instance, run).await
+                });
+            }
+        }
+    }
+
+    /// Tells the core when the instance ends by itself.
+    fn watch(&self, slot: Slot, run: Run, instance: Instance) {
+        let inputs = self.parts.inputs.clone();
+        tokio::spawn(async move {
+            let how = instance.ended().await;
+            tracing::info!(%slot, %run, how, "instance ended");
+            inputs.send(Input::Event(Event::Died(slot, run))).ok();
+        });
+    }
+}
+
+/// What makes a started instance healthy.
+struct Ready {
+    socket: PathBuf,
+    host: String,
+    health: Health,
+    limit: Duration,
+    log: PathBuf,
+}
+
+impl Ready {
+    async fn wait(self, instance: &Instance, run: Run) -> Answer {
+        let healthy = wait_healthy(&self.socket, &self.host, &self.health);
+        let bounded = tokio::time::timeout(self.limit, healthy);
+        let why = tokio::select! {
+            done = bounded => match done {
+                Ok(Ok(())) => match open_to_proxy(&self.socket) {
+                    Ok(()) => return Answer::Healthy(run),
+                    Err(error) => format!("{}: {error}", self.socket.display()),
+                },
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("not healthy within {:?}", self.limit),
+            },
+            how = instance.ended() => format!("the instance {how} before it was healthy"),
+        };
+        Answer::StartFailed(format!("{why}; its output is in {}", self.log.display()))
+    }
+}
+
+fn prepare(
+    paths: &Paths,
+    nursery: Nursery,
+    host: &str,
+    app: &App,
+    run: Run,
+    limit: Duration,
+) -> Result<Launch, String> {
+    paths.make_host(host).map_err(|error| error.to_string())?;
+    paths.clear_sockets(host).map_err(|error| format!("old sockets: {error}"))?;
+    let socket = paths.socket(host, RunNumber(run.0));
+    let dir = paths.host_dir(host);
+    let database = paths.database(host, app);
+    let fill = |text: &String| {
+        text.replace("{socket}", &socket.display().to_string())
+            .replace("{db}", &database.display().to_string())
+            .replace("{dir}", &dir.display().to_string())
+            .replace("{host}", host)
+    };
+    let (program, args) = app.command.split_first().ok_or("the app has no command")?;
+    let mut env = environment_of(&dir, host);
+    env.extend(app.env.clone());
+    env.extend(parse_env_file(&paths.env_file(host)).map_err(|error| error.to_string())?);
+    let listener = match app.listen {
+        AppListen::Path => None,
+        AppListen::Fd => Some(bind(&socket).map_err(|e| format!("{}: {e}", socket.display()))?),
+    };
+    let health = match (&app.health, app.listen) {
+        (Some(path), _) => Health::Answers(path.clone()),
+        (None, AppListen::Path) => Health::Connects,
+        (None, AppListen::Fd) => Health::Handed,
+    };
+    let start = Start {
+        host: host.to_owned(),
+        run: run.0,
+        program: PathBuf::from(fill(program)),
+        args: args.iter().map(fill).collect(),
+        env,
+        dir: dir.clone(),
+        log: paths.log(host),
+        listener,
+    };
+    Ok(Launch { nursery, start, socket, health, limit })
+}
+
+fn bind(socket: &Path) -> io::Result<OwnedFd> {
+    let listener = std::os::unix::net::UnixListener::bind(socket)?;
+    open_to_proxy(socket)?;
+    Ok(listener.into())
+}
+
+/// The proxy connects as another user, whatever the app's umask was.
+fn open_to_proxy(socket: &Path) -> io::Result<()> {
+    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
+}

@@ -1,0 +1,95 @@
+//! Does this store honour both conditions? Asked once at start, before any host is managed.
+
+use dormouse_core::ids::ETag;
+
+use crate::port::{Body, Condition, DeleteOutcome, Metadata, PutOutcome, Store};
+use crate::scratch::random_text;
+
+/// What the store was seen to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// A second create of the same key failed.
+    pub honours_if_absent: bool,
+    /// A replace by a stale tag failed, and one by the right tag succeeded.
+    pub honours_if_match: bool,
+    /// A delete by a stale tag failed. Nothing depends on it; some stores ignore it.
+    pub honours_conditional_delete: bool,
+}
+
+impl Probe {
+    /// Both conditions on which leases and write-once uploads rest.
+    #[must_use]
+    pub const fn is_safe(&self) -> bool {
+        self.honours_if_absent && self.honours_if_match
+    }
+}
+
+/// Why the probe could not tell.
+#[derive(Debug, thiserror::Error)]
+#[error("the store could not be probed: {step} ended as {outcome}")]
+pub struct ProbeError {
+    /// What was tried.
+    pub step: &'static str,
+    /// What came back.
+    pub outcome: String,
+}
+
+/// Tries both conditions on a key of its own below `<prefix>/probe/`, and deletes it.
+pub async fn probe<S: Store>(store: &S, prefix: &str) -> Result<Probe, ProbeError> {
+    let name = random_text()
+        .map_err(|error| ProbeError { step: "random name", outcome: error.to_string() })?;
+    let key =
+        if prefix.is_empty() { format!("probe/{name}") } else { format!("{prefix}/probe/{name}") };
+    let put = |text: &str, condition| {
+        store.put(&key, Body::from(text.as_bytes().to_vec()), condition, Metadata::new())
+    };
+
+    let first = match put("one", Condition::IfAbsent).await {
+        PutOutcome::Done { etag } => etag,
+        other @ (PutOutcome::ConditionFailed
+        | PutOutcome::Conflict
+        | PutOutcome::Unknown { .. }
+        | PutOutcome::Refused { .. }
+        | PutOutcome::Broken { .. }) => return Err(unclear("create", &other)),
+    };
+    let honours_if_absent = failed("second create", &put("two", Condition::IfAbsent).await)?;
+    let stale = ETag("\"0123456789abcdef0123456789abcdef\"".to_owned());
+    let stale_failed =
+        failed("stale replace", &put("three", Condition::IfMatch(stale.clone())).await)?;
+    // A store that ignored a condition has a new tag by now; the right one is no longer known.
+    let honours_if_match = honours_if_absent
+        && stale_failed
+        && !failed("replace", &put("four", Condition::IfMatch(first)).await)?;
+    let honours_conditional_delete = match store.delete(&key, Condition::IfMatch(stale)).await {
+        DeleteOutcome::ConditionFailed | DeleteOutcome::Conflict => true,
+        DeleteOutcome::Done
+        | DeleteOutcome::Unknown { .. }
+        | DeleteOutcome::Refused { .. }
+        | DeleteOutcome::Broken { .. } => false,
+    };
+    match store.delete(&key, Condition::None).await {
+        DeleteOutcome::Done => (),
+        other @ (DeleteOutcome::ConditionFailed
+        | DeleteOutcome::Conflict
+        | DeleteOutcome::Unknown { .. }
+        | DeleteOutcome::Refused { .. }
+        | DeleteOutcome::Broken { .. }) => {
+            return Err(ProbeError { step: "clean up", outcome: format!("{other:?}") });
+        }
+    }
+    Ok(Probe { honours_if_absent, honours_if_match, honours_conditional_delete })
+}
+
+fn failed(step: &'static str, outcome: &PutOutcome) -> Result<bool, ProbeError> {
+    match outcome {
+        PutOutcome::ConditionFailed | PutOutcome::Conflict => Ok(true),
+        PutOutcome::Done { .. } => Ok(false),
+        other @ (PutOutcome::Unknown { .. }
+        | PutOutcome::Refused { .. }
+        | PutOutcome::Broken { .. }) => Err(unclear(step, other)),
+    }
+}
+
+fn unclear(step: &'static str, outcome: &PutOutcome) -> ProbeError {
+    ProbeError { step, outcome: format!("{outcome:?}") }
+}

