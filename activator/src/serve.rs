@@ -116,8 +116,11 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
     stop_on_signals(inputs)?;
-    driver.await_proxies(PROXIES_TIMEOUT).await;
+    let early = driver.await_proxies(PROXIES_TIMEOUT).await;
     driver.boot(seeds, memory, random_text()?);
+    for event in early {
+        driver.on_link(event);
+    }
     if let Err(error) = libsystemd::daemon::notify(false, &[libsystemd::daemon::NotifyState::Ready])
     {
         tracing::debug!(%error, "not under systemd");

@@ -251,7 +251,9 @@ impl<E: Engine> Loop<E> {
                 }
                 let table = self.table.borrow().clone();
                 if let Some(table) = table {
+                    let slot = route.slot;
                     self.place(&table, route);
+                    self.tell_link(FromLoop::Routed(slot));
                 }
             }
             ToLoop::RoutesDone => {
