@@ -431,3 +431,7 @@ impl Conn {
         Some(Step::Wait)
     }
 }
+
+#[cfg(test)]
+#[path = "conn_tests.rs"]
+mod tests;

@@ -249,8 +249,17 @@ fn past_the_sessions_deadline_nothing_is_sent() {
     on_both(|engine| {
         let (world, _instance) = World::awake(engine);
         assert_eq!(world.proxy.get(HOST, "/").unwrap().status, 200);
+        let mut begun = world.proxy.connect().unwrap();
+        write!(begun, "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9\r\n\r\nhalf").unwrap();
+        while world.activator.inflight(3) == 0 {
+            std::thread::yield_now();
+        }
         let past = Deadline { boottime_ns: 1, realtime_ns: u64::MAX };
         world.activator.set_deadline(Some(past));
+        write!(begun, "other").unwrap();
+        let mut nothing = Vec::new();
+        drop(begun.read_to_end(&mut nothing));
+        assert!(nothing.is_empty(), "the rest of its body is not sent");
         let answer = world.proxy.get(HOST, "/").unwrap();
         assert_eq!((answer.status, answer.reason()), (503, "session-expired"));
         let ahead = Deadline { boottime_ns: u64::MAX, realtime_ns: u64::MAX };
