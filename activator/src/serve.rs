@@ -33,6 +33,7 @@ mod edge;
 mod effects;
 mod history;
 mod journal;
+mod keeper;
 mod link;
 mod metrics;
 mod paths;

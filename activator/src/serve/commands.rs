@@ -293,7 +293,8 @@ impl Driver {
             self.parts.store.clone(),
             self.parts.prefix.clone(),
             &route.host,
-            &self.parts.paths.host_dir(&route.host),
+            self.parts.paths.database(&route.host, &app),
+            self.parts.paths.state_dir(&route.host),
             &app,
             Nanos(self.parts.config.sleep.sync.as_nanos()),
         );

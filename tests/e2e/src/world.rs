@@ -275,7 +275,9 @@ impl World {
 
     /// Removes the local copy of a sleeping host, as when a box is lost.
     pub fn lose_copy(&self, host: &str) -> Result<()> {
-        fs::remove_dir_all(self.path("data").join(host))?;
+        for folder in ["data", "data/.state"] {
+            fs::remove_dir_all(self.path(folder).join(host))?;
+        }
         Ok(())
     }
 

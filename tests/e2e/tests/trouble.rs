@@ -75,15 +75,15 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
 
 #[test]
 fn a_corrupt_or_torn_replica_refuses_to_start_the_host() -> Result<()> {
-    let flipped = |bytes: &mut Vec<u8>| {
+    type Damage = fn(&mut Vec<u8>);
+    let flipped: Damage = |bytes| {
         // In the file's checksum: a flip inside a compressed page may not change the page.
         if let Some(last) = bytes.last_mut() {
             *last ^= 0x40;
         }
     };
-    let torn = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
-    let damages: [&dyn Fn(&mut Vec<u8>); 2] = [&flipped, &torn];
-    for damage in damages {
+    let torn: Damage = |bytes| bytes.truncate(bytes.len() / 2);
+    for damage in [flipped, torn] {
         let world = asleep_with(&["one", "two"])?;
         world.lose_copy(HOST)?;
         let files = level_0(&world)?;
@@ -220,8 +220,8 @@ impl Drop for SmallDisk {
 fn a_full_disk_during_a_restore_is_a_clear_error_and_the_host_comes_back() -> Result<()> {
     let world = asleep_with(&["one"])?;
     world.lose_copy(HOST)?;
-    let disk = SmallDisk::at(world.path("data").join(HOST), "size=64k")?;
-    let filler = world.path("data").join(HOST).join("filler");
+    let disk = SmallDisk::at(world.path("data/.state").join(HOST), "size=64k")?;
+    let filler = world.path("data/.state").join(HOST).join("filler");
     // As much as fits: the write that fails is the point.
     fs::write(&filler, vec![0; 128 * 1024]).unwrap_err();
     refused(&world, "wake-failed")?;
@@ -237,15 +237,14 @@ fn a_full_disk_during_a_restore_is_a_clear_error_and_the_host_comes_back() -> Re
 fn a_read_only_data_directory_is_a_clear_error_and_nothing_is_lost() -> Result<()> {
     let world = asleep_with(&["one"])?;
     world.lose_copy(HOST)?;
-    let disk = SmallDisk::at(world.path("data").join(HOST), "size=8m")?;
+    let disk = SmallDisk::at(world.path("data/.state").join(HOST), "size=8m")?;
     disk.read_only(true)?;
     refused(&world, "wake-failed")?;
     let said = problem(&world)?;
     ensure!(said.contains("Read-only"), "{said}");
-    disk.read_only(false)?;
+    drop(disk);
     world.wait_state(HOST, "asleep")?;
     ensure!(world.names(HOST)? == ["one"]);
-    drop(disk);
     world.stop()
 }
 
