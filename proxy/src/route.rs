@@ -235,7 +235,7 @@ impl<E: Engine> Client<E> {
         self.at.stats.waited.add();
         let Ok(_place) = self.at.take_waiting() else { return Ok(self.too_many()) };
         // Listed before the bit is set: a notice in between must find this waiter.
-        let Ok(ticket) = host.wait() else { return Ok(self.too_many()) };
+        let Ok(ticket) = host.wait(wish.sidecar) else { return Ok(self.too_many()) };
         if !wish.sidecar {
             match host.request() {
                 Some(Request::Post) => self.at.post(host.slot()),
