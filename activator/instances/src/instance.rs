@@ -54,7 +54,6 @@ impl Instance {
     pub(crate) fn started(identity: String, boundary: Boundary, child: Child) -> Self {
         let (sender, ended) = watch::channel(None);
         let pidfd = Arc::new(child.pidfd);
-        leaders().insert(child.pid.as_raw());
         tokio::spawn(reap(child.pid, Arc::clone(&pidfd), sender));
         let leader = Some(Leader { pid: child.pid, pidfd, ended });
         Self { inner: Arc::new(Inner { identity, boundary, leader }) }
@@ -186,14 +185,16 @@ async fn wait_exit(pidfd: &Arc<OwnedFd>) -> io::Result<WaitStatus> {
 /// First processes of instances: reaped by their own tasks, which want to know how they ended.
 static LEADERS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-fn leaders() -> MutexGuard<'static, BTreeSet<i32>> {
+pub(crate) fn leaders() -> MutexGuard<'static, BTreeSet<i32>> {
     LEADERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As the subreaper: collects descendants whose parents are gone.
 fn reap_orphans() {
+    // Held throughout: a process that is just being started may have ended already.
+    let leaders = leaders();
     for pid in processes::zombie_children() {
-        if !leaders().contains(&pid) {
+        if !leaders.contains(&pid) {
             // One that is collected by now needs nothing.
             waitid(Id::Pid(Pid::from_raw(pid)), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG).ok();
         }

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, own_directory};
-use crate::instance::{Boundary, Instance};
+use crate::instance::{Boundary, Instance, leaders};
 use crate::processes::{self, MARK};
 use crate::spawn::{CgroupFds, Prepared, spawn};
 
@@ -188,7 +188,11 @@ impl Nursery {
         };
         let program = start.program.display().to_string();
         let prepared = prepare(start, &identity, cgroup)?;
-        match spawn(&prepared) {
+        let mut leaders = leaders();
+        let spawned = spawn(&prepared);
+        leaders.extend(spawned.as_ref().map(|child| child.pid.as_raw()));
+        drop(leaders);
+        match spawned {
             Ok(child) => Ok(Instance::started(identity, boundary, child)),
             Err(source) => {
                 if let Boundary::Cgroup(cgroup) = &boundary {
