@@ -152,7 +152,7 @@ impl<E: Engine> Client<E> {
             self.counted = Some(counted);
             run
         };
-        debug_assert_ne!(avoid, Some(run), "inv 8: held until the activator has spoken");
+        debug_assert_ne!(avoid, Some(run), "invariant 8: held until the activator has spoken");
         Ok(run)
     }
 
