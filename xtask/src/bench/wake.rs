@@ -159,17 +159,11 @@ fn phases(log: &Path) -> Result<BTreeMap<&'static str, Vec<f64>>> {
     for line in fs::read_to_string(log)?.lines() {
         let Line::Step(now, event) = serde_json::from_str(line)? else { continue };
         let at = now.mono.0;
-        let phase = match &event {
-            Event::Requested(..) => {
-                last = Some(at);
-                continue;
-            }
-            Event::Answer(_, answer) => match phase_of(answer) {
-                Some(phase) => phase,
-                None => continue,
-            },
-            _ => continue,
-        };
+        if let Event::Requested(..) = event {
+            last = Some(at);
+        }
+        let Event::Answer(_, answer) = event else { continue };
+        let Some(phase) = phase_of(&answer) else { continue };
         if let Some(before) = last.replace(at) {
             let nanos = u32::try_from(at.saturating_sub(before)).unwrap_or(u32::MAX);
             phases.entry(phase).or_default().push(f64::from(nanos) / 1e6);
@@ -182,11 +176,15 @@ fn phases(log: &Path) -> Result<BTreeMap<&'static str, Vec<f64>>> {
 }
 
 const fn phase_of(answer: &Answer) -> Option<&'static str> {
-    match answer {
-        Answer::Inspected(_) => Some("1_inspect"),
-        Answer::Opened(_) => Some("2_open"),
-        Answer::Healthy(_) => Some("3_start"),
-        Answer::Attached(_) => Some("4_attach"),
-        _ => None,
+    if matches!(answer, Answer::Inspected(_)) {
+        Some("1_inspect")
+    } else if matches!(answer, Answer::Opened(_)) {
+        Some("2_open")
+    } else if matches!(answer, Answer::Healthy(_)) {
+        Some("3_start")
+    } else if matches!(answer, Answer::Attached(_)) {
+        Some("4_attach")
+    } else {
+        None
     }
 }
