@@ -154,11 +154,11 @@ impl<E: Engine> Client<E> {
     }
 
     /// Sends the held request to an upstream.
-    pub(crate) fn forward(&mut self, upstream: Upstream<E>, pooled: bool) {
+    pub(crate) fn forward(&mut self, upstream: Upstream<E>, first_try: bool) {
         self.upstream = Some(upstream);
         *self.conn.from_upstream().tail() = self.at.borrow_buffer();
         *self.conn.to_upstream().tail() = self.at.borrow_buffer();
-        self.conn.forward(pooled);
+        self.conn.forward(first_try);
     }
 
     /// Answers the held request with an answer of the proxy's own.

@@ -80,7 +80,7 @@ impl<E: Engine> Client<E> {
         })
         .await;
         match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone(), None),
+            Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone(), None, wish),
             Err(error) => {
                 warn!(host = %wish.host, %error, "upstream does not take connections");
                 self.refuse(&Answer::BAD_GATEWAY);
@@ -171,7 +171,7 @@ impl<E: Engine> Client<E> {
         let connect = connect_unix(self.at.engine, &path);
         match tokio::time::timeout_at(deadline, connect).await {
             Ok(Ok(stream)) => {
-                self.connected(stream, run, host.pool.clone(), Some(host.clone()));
+                self.connected(stream, run, host.pool.clone(), Some(host.clone()), wish);
                 Reached::Yes
             }
             Ok(Err(error)) if is_gone(&error) => Reached::Gone,
@@ -209,9 +209,11 @@ impl<E: Engine> Client<E> {
         run: RunNumber,
         pool: Rc<Pool<E::Stream>>,
         host: Option<Rc<HostState<E::Stream>>>,
+        wish: &Wish,
     ) {
         self.at.stats.upstream_connects.add();
-        self.forward(Upstream { stream, run, pool, host }, false);
+        // An app that dies accepts into its backlog until it is gone.
+        self.forward(Upstream { stream, run, pool, host }, !wish.fresh);
     }
 
     /// Waits for a host that is not awake.

@@ -8,7 +8,8 @@ use anyhow::{Result, bail};
 use crate::shell::{binaries, run};
 
 /// Programs of the system, and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 2] = [("cc", "gcc"), ("python3", "python3-venv")];
+const PACKAGES: [(&str, &str); 3] =
+    [("cc", "gcc"), ("python3", "python3-venv"), ("strace", "strace")];
 
 /// For benchmarks alone.
 const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];

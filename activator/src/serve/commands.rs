@@ -74,6 +74,7 @@ pub(crate) struct Status {
     pub(crate) containment: String,
     /// Who counts activity.
     pub(crate) accounting: String,
+    /// Proxies that count in this table.
     pub(crate) proxies: Vec<u32>,
     pub(crate) hosts: Vec<HostStatus>,
 }
@@ -345,7 +346,7 @@ impl Driver {
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),
             },
             accounting: "proxy".to_owned(),
-            proxies: self.parts.edge.proxies().map(|(pid, ..)| pid).collect(),
+            proxies: self.parts.edge.proxies().filter(|p| p.1).map(|(pid, ..)| pid).collect(),
             hosts: self.hosts.keys().filter_map(|slot| self.host_status(*slot)).collect(),
         }
     }

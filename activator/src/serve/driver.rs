@@ -8,7 +8,7 @@ use std::time::Duration;
 use dormouse_core::effect::{Entry, Expect, RecordKey, TakeoverEnd};
 use dormouse_core::event::{Answer, Cause, Event, Sample, StoreProblem, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Run, Slot};
-use dormouse_core::time::{Deadline, Mono};
+use dormouse_core::time::{Boot, Deadline, Mono, Wall};
 use dormouse_core::{Core, Settings};
 use dormouse_instances::{Instance, Nursery};
 use dormouse_link::config::{App, Config};
@@ -77,7 +77,8 @@ pub(crate) struct Driver {
     pub(crate) parts: Parts,
     pub(crate) hosts: BTreeMap<Slot, Hosted>,
     pub(crate) runs: Range<u64>,
-    pub(crate) deadline: watch::Sender<Option<Deadline>>,
+    /// Until when uploads count.
+    pub(crate) deadline: watch::Sender<Deadline>,
     pub(crate) waits: Vec<Wait>,
     pub(crate) adding: Vec<(Slot, oneshot::Sender<Reply>, Reply)>,
     pub(crate) retiring: BTreeMap<Slot, oneshot::Sender<Reply>>,
@@ -89,6 +90,9 @@ pub(crate) struct Driver {
     /// Set while the rest of a step must not write to the store: the journal failed.
     journal_down: Option<String>,
 }
+
+/// No session: nothing may be uploaded.
+pub(crate) const OVER: Deadline = Deadline { mono: Mono(0), boot: Boot(0), wall: Wall(0) };
 
 /// Run numbers that are reserved at a time.
 const RUNS_AT_A_TIME: u32 = 256;
@@ -106,7 +110,7 @@ impl Driver {
             parts,
             hosts: BTreeMap::new(),
             runs,
-            deadline: watch::Sender::new(None),
+            deadline: watch::Sender::new(OVER),
             waits: Vec::new(),
             adding: Vec::new(),
             retiring: BTreeMap::new(),

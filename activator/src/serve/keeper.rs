@@ -22,7 +22,7 @@ pub(crate) struct Finish {
 pub(crate) struct Attach {
     pub(crate) slot: Slot,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
-    pub(crate) deadline: watch::Receiver<Option<Deadline>>,
+    pub(crate) deadline: watch::Receiver<Deadline>,
 }
 
 /// Owns a running replica: passes the deadline on, reports, finishes it when asked.
@@ -52,7 +52,7 @@ pub(crate) async fn keep(
                     return running.abandon();
                 }
                 let deadline = *attach.deadline.borrow_and_update();
-                running.set_deadline(deadline).await;
+                running.set_deadline(Some(deadline)).await;
             }
             Some(event) = running.event() => match event {
                 running::Event::Durable { txid, .. } => {
@@ -71,7 +71,8 @@ pub(crate) async fn keep(
     }
 }
 
-fn saved(finished: running::Finished) -> Saved {
+/// How a finished replica ended, as the core knows it.
+pub(crate) fn saved(finished: running::Finished) -> Saved {
     if !finished.clean {
         let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
         return Saved::Unclean { durable: finished.txid, why };

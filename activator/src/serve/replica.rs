@@ -12,7 +12,7 @@ use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
-use dormouse_core::time::Nanos;
+use dormouse_core::time::{Deadline, Nanos};
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{App, Replication};
 use dormouse_replica::fence::{Fence, FenceOutcome};
@@ -25,7 +25,7 @@ use dormouse_store::AnyStore;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::driver::Driver;
-use super::keeper::{Attach, Finish, keep};
+use super::keeper::{Attach, Finish, keep, saved};
 use super::paths::private_dir;
 use super::{clock, records};
 
@@ -196,7 +196,7 @@ impl HostReplica {
     }
 
     /// A fence over the unfinished file; over nothing at all, the empty database first.
-    pub(crate) async fn put_fence(self, nonce: Nonce) -> Answer {
+    pub(crate) async fn put_fence(self, txid: Txid, nonce: Nonce) -> Answer {
         let mut stage = self.stage.lock().await;
         let mut fence = self.fence.lock().await;
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
@@ -209,6 +209,10 @@ impl HostReplica {
             let Stage::Unfinished(restored) = &*stage else {
                 return failed(ReplicaProblem::Local("no unfinished file to fence".to_owned()));
             };
+            if restored.txid.next() != txid {
+                let why = format!("asked to fence {txid} over {}", restored.txid);
+                return failed(ReplicaProblem::Local(why));
+            }
             let (restored, state_dir) = (restored.clone(), self.state_dir.clone());
             let made = blocking(move || {
                 Fence::after(&restored, &state_dir, &nonce, wall_ms()).map_err(|e| e.to_string())
@@ -386,7 +390,7 @@ impl HostReplica {
             let why = "the replica was not opened".to_owned();
             return Answer::Attached(Err(ReplicaProblem::Local(why)));
         };
-        let running = opened.start(*attach.deadline.borrow());
+        let running = opened.start(Some(*attach.deadline.borrow()));
         self.set_status(Some(running.watch()));
         // An app that has made no database yet has nothing to replicate; any other that cannot be
         // followed is refused, never silently unreplicated.
@@ -402,7 +406,7 @@ impl HostReplica {
         Answer::Attached(Ok(()))
     }
 
-    pub(crate) async fn save(self) -> Answer {
+    pub(crate) async fn save(self, deadline: Deadline) -> Answer {
         let stage = std::mem::take(&mut *self.stage.lock().await);
         let unclean = |why: &str| Saved::Unclean { durable: Txid(0), why: why.to_owned() };
         let saved = match stage {
@@ -412,8 +416,12 @@ impl HostReplica {
                 finish.send(Finish { reply }).await.ok();
                 saved.await.unwrap_or_else(|_| unclean("the replica had ended"))
             }
-            // Started, never attached: what the app wrote is kept and uploaded at the next wake.
-            Stage::Opened(_) => unclean("the wake failed before the replica was attached"),
+            // Started, never attached: what the app wrote, if anything, is uploaded all the same,
+            // so that an app that cannot start does not cost a full image at every try.
+            Stage::Opened(opened) => {
+                let running = opened.start(Some(deadline));
+                saved(running.finish(self.sync_budget).await)
+            }
             Stage::Nothing | Stage::Unfinished(_) => unclean("there was no replica"),
         };
         self.set_status(None);

@@ -29,10 +29,10 @@ fn taken(buffer: &mut Buffer) -> String {
 }
 
 /// A connection whose request was sent to an upstream.
-fn sent(request: &str, pooled: bool) -> Conn {
+fn sent(request: &str, first_try: bool) -> Conn {
     let mut conn = fresh();
     assert_eq!(client_says(&mut conn, request), Step::Route);
-    conn.forward(pooled);
+    conn.forward(first_try);
     assert_eq!(conn.advance(), Step::Wait);
     assert!(!taken(conn.to_upstream()).is_empty());
     conn

@@ -74,6 +74,26 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
 }
 
 #[test]
+fn an_app_that_cannot_start_costs_no_upload_and_loses_nothing() -> Result<()> {
+    let world = world_with("[app.bad]\ncommand = [\"/bin/sh\", \"-c\", \"exit 3\"]\n")?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    world.wait_state(HOST, "asleep")?;
+    let before = level_0(&world)?;
+    world.dormouse(&["rm", HOST])?;
+    world.add(HOST, "bad")?;
+    for _ in 0..2 {
+        refused(&world, "broken")?;
+        world.wait_state(HOST, "asleep")?;
+    }
+    ensure!(level_0(&world)? == before, "{:?}", level_0(&world)?);
+    world.dormouse(&["rm", HOST])?;
+    world.add(HOST, "guestbook")?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
 fn a_corrupt_or_torn_replica_refuses_to_start_the_host() -> Result<()> {
     type Damage = fn(&mut Vec<u8>);
     let flipped: Damage = |bytes| {

@@ -100,7 +100,16 @@ impl HostEntry {
     pub(crate) fn on_died(&mut self, died: Run, wake_again: bool, ctx: &mut Context<'_>) {
         let then = if wake_again { Then::WakeAgain } else { Then::Sleep };
         match self.state {
-            State::Awake { run, .. } | State::Frozen { run, .. } if run == died => {
+            State::Attaching { run, .. } if run == died => {
+                let detail = "the instance exited before its replica was attached".into();
+                self.fail_start(Reason::Broken, detail, ctx);
+            }
+            State::Awake { run, .. }
+            | State::Freezing { run }
+            | State::Frozen { run, .. }
+            | State::Thawing { run }
+                if run == died =>
+            {
                 ctx.shared.counters.add("instances_died");
                 self.last_problem = Some("the instance exited by itself".into());
                 self.stop(Some(run), Why::Died, then, ctx);
