@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -136,6 +137,8 @@ impl World {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
+            // Ctrl-C at a terminal reaches the one who plays, who then ends these in order.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("{program} in {}", self.bin.display()))
     }
