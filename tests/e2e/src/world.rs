@@ -284,6 +284,14 @@ impl World {
         Ok(())
     }
 
+    /// All names in the guestbook's database, oldest first, read from the file itself.
+    pub fn names_all(&self, host: &str) -> Result<Vec<String>> {
+        let database = rusqlite::Connection::open(self.database(host))?;
+        let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
+        let names = statement.query_map([], |row| row.get(0))?;
+        Ok(names.collect::<rusqlite::Result<_>>()?)
+    }
+
     /// A log of the world.
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(fs::read_to_string(self.path(name)).unwrap_or_default())
