@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use dormouse_e2e::binary;
-use dormouse_e2e::world::{Plan, World};
+use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{PATIENCE, Plan, World};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 
@@ -149,6 +150,41 @@ fn a_replica_that_vanished_is_never_replaced_by_an_empty_database() -> Result<()
     world.start_activator()?;
     refused(&world, "replica-damaged")?;
     ensure!(!world.database(HOST).exists());
+    world.stop()
+}
+
+#[test]
+fn a_store_outage_stops_no_app_and_everything_is_uploaded_afterwards() -> Result<()> {
+    let world = world_with("[session]\nttl = \"1s\"\nmargin = \"300ms\"\n")?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "before")?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    until(PATIENCE, "the session cannot be renewed", || {
+        world.sign(HOST, "during")?;
+        Ok(world.status()?["session"] == "unrenewed")
+    })?;
+    until(PATIENCE, "the host is seen to lag", || Ok(world.host(HOST)?["lag_ms"] != 0))?;
+    let rows = world.names(HOST)?;
+    fs::rename(&aside, &store)?;
+    world.wait_state(HOST, "asleep")?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == rows, "everything was uploaded");
+    world.stop()
+}
+
+#[test]
+fn another_store_at_the_same_place_is_refused() -> Result<()> {
+    let mut world = asleep_with(&["one"])?;
+    world.end_activator(Signal::SIGTERM)?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    let log = world.activator_refuses()?;
+    ensure!(log.contains("is its disk mounted"), "{log}");
+    fs::remove_dir_all(&store)?;
+    fs::rename(&aside, &store)?;
+    world.start_activator()?;
+    ensure!(world.names(HOST)? == ["one"]);
     world.stop()
 }
 
