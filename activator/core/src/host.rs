@@ -341,7 +341,7 @@ impl HostEntry {
                 ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
                 self.state = State::Awake { run, since };
             }
-            State::Frozen { run, .. } => {
+            State::Frozen { run, .. } | State::Freezing { run } => {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Thaw(ticket, self.slot));
                 self.state = State::Thawing { run };
@@ -383,7 +383,6 @@ impl HostEntry {
             | State::Opening { .. }
             | State::Starting { .. }
             | State::Attaching { .. }
-            | State::Freezing { .. }
             | State::Thawing { .. }) => self.state = coming,
         }
     }

@@ -15,9 +15,15 @@ use alloc::vec::Vec;
 pub mod effect;
 pub mod event;
 mod host;
+#[cfg(test)]
+mod host_snapshots;
 pub mod ids;
 pub mod position;
 pub mod record;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod scenario_tests;
 mod session;
 mod settings;
 mod shared;
@@ -102,7 +108,7 @@ impl Core {
             }
             Event::Sweep(samples) => self.sweep(now, &samples, fx),
             Event::Shutdown => self.shut_down(now, fx),
-            Event::Takeover(target) => self.takeover.begin(target, &self.shared, fx),
+            Event::Takeover(target) => self.takeover.begin(target, fx),
             Event::Answer(ticket, answer) => self.answer(now, ticket, answer, fx),
         }
         self.after(now, fx);

@@ -216,7 +216,12 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
         };
     };
     if intact && tip.txid == position.txid && same_tag(tip, position) {
-        return Verdict::Use;
+        // Another owner did not let go: what it still has on its way must find its number taken.
+        return if is_own(claimed, position) || !is_unclean(claimed) {
+            Verdict::Use
+        } else {
+            Verdict::Keep
+        };
     }
     if tip.txid < position.txid {
         return Verdict::Refuse(CopyRefusal::RemoteOlder);
@@ -249,6 +254,11 @@ fn named_txid(claimed: Claimed<'_>, local: &LocalCopy) -> Option<Txid> {
     let recorded = claimed.before.map_or(Txid(0), |record| record.txid);
     let positioned = local.position.as_ref().map_or(Txid(0), |position| position.txid);
     Some(recorded.max(positioned)).filter(|txid| *txid > Txid(0))
+}
+
+/// Whether the record was left owned.
+fn is_unclean(claimed: Claimed<'_>) -> bool {
+    claimed.before.is_some_and(|record| record.state == HostState::Owned)
 }
 
 /// Whether nobody but this box wrote between the position and now.

@@ -484,8 +484,8 @@ impl Session {
         fx: &mut Vec<Effect>,
     ) -> Turn {
         if was_live {
+            // The deadline stays as it was told, and passes: none would mean no limit.
             shared.counters.add("session_lost");
-            fx.push(Effect::Deadline(None));
             self.state = State::Lost { by };
             return Turn::Lost;
         }

@@ -50,17 +50,10 @@ impl Takeover {
         }
     }
 
-    pub(crate) fn begin(&mut self, target: BoxName, shared: &Shared, fx: &mut Vec<Effect>) {
-        let busy = !matches!(self.state, State::Idle);
-        let own = target == shared.settings.identity.name;
-        if busy || own {
-            let why = if own {
-                "this box cannot take itself over"
-            } else {
-                "another takeover is under way"
-            };
-            fx.push(Effect::TakeoverEnded(target, TakeoverEnd::Refused(why.into())));
-            return;
+    pub(crate) fn begin(&mut self, target: BoxName, fx: &mut Vec<Effect>) {
+        if !matches!(self.state, State::Idle) {
+            let why = "another takeover is under way".into();
+            return end(target, TakeoverEnd::Refused(why), fx);
         }
         self.read(&target, fx);
         self.state = State::Reading { target };
@@ -161,6 +154,11 @@ impl Takeover {
                 Err(error) => end(target, TakeoverEnd::Failed(error.0), fx),
                 Ok(record) if record.ended || record.fenced_by.is_some() => {
                     end(target, TakeoverEnd::AlreadyOver, fx);
+                }
+                // By identity, not by name: a box that lost its disk takes over its former self.
+                Ok(record) if record.id == shared.settings.identity.id => {
+                    let why = "this box cannot take itself over".into();
+                    end(target, TakeoverEnd::Refused(why), fx);
                 }
                 Ok(record) => {
                     // The record's own TTL: its box may be configured otherwise than this one.

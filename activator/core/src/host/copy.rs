@@ -9,7 +9,7 @@ use crate::effect::{Base, Effect, Reason};
 use crate::event::{Answer, ReplicaProblem, Uploaded};
 use crate::ids::{ETag, Nonce, Txid};
 use crate::position::{Claimed, CopyRefusal, LocalCopy, Remote, RemoteTip, Verdict, judge};
-use crate::record::{HostRecord, HostState};
+use crate::record::HostRecord;
 use crate::time::Mono;
 
 /// What an upload that a start depends on consists of.
@@ -35,7 +35,7 @@ impl HostEntry {
     ) {
         match (step, answer) {
             (CopyStep::Inspecting, Answer::Inspected(Ok(local))) => {
-                let remote = self.remote_by_record();
+                let remote = self.newest_by_tip();
                 self.decide(wake, local, &remote, ctx);
             }
             (CopyStep::Inspecting, Answer::Inspected(Err(why))) => {
@@ -80,18 +80,12 @@ impl HostEntry {
         }
     }
 
-    /// A record that was cleanly released names the newest file: no LIST.
-    fn remote_by_record(&self) -> Remote {
-        match &self.lease {
-            Lease::Owned { before: Some(before), .. } => match before.state {
-                HostState::Released if before.txid > Txid(0) => {
-                    Remote::Known(super::lease::tip_of(before))
-                }
-                HostState::Released | HostState::Owned | HostState::Outside => Remote::Unasked,
-            },
-            Lease::Owned { before: None, .. } | Lease::None | Lease::Remembered { .. } => {
-                Remote::Unasked
-            }
+    /// A record that was cleanly released, and a clean sleep, name the newest file: no LIST. Once
+    /// the replica was opened, what the record named is history.
+    fn newest_by_tip(&self) -> Remote {
+        match &self.tip {
+            Tip::Known(Some(tip)) => Remote::Known(Some(tip.clone())),
+            Tip::Known(None) | Tip::Doubtful => Remote::Unasked,
         }
     }
 
@@ -182,6 +176,8 @@ impl HostEntry {
         let may = ctx.session.may_write(ctx.now);
         let pause = (!may).then_some(ctx.now.mono + ctx.shared.settings.retry);
         if may {
+            // From here on the store may hold a newer file than the record names.
+            self.tip = Tip::Doubtful;
             let ticket = self.ticket();
             ctx.fx.push(match kind {
                 Kind::Fence => Effect::PutFence(ticket, self.slot, txid, nonce.clone()),

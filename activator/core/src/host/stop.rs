@@ -76,6 +76,10 @@ impl HostEntry {
                 self.call_off(ctx);
             }
             State::Leasing { .. } | State::Restoring { .. } => self.call_off(ctx),
+            // The idle stop may still be taken back; this one may not.
+            State::Stopping { run, step: StopStep::Taking { .. }, .. } => {
+                self.stop(run, why, Then::Sleep, ctx);
+            }
             State::Stopping { run, why, step, .. } => {
                 self.state = State::Stopping { run, why, then: Then::Sleep, step };
             }
@@ -99,22 +103,31 @@ impl HostEntry {
     /// The instance is dead or does not accept; whoever noticed wants it awake again.
     pub(crate) fn on_died(&mut self, died: Run, wake_again: bool, ctx: &mut Context<'_>) {
         let then = if wake_again { Then::WakeAgain } else { Then::Sleep };
-        match self.state {
-            State::Attaching { run, .. } if run == died => {
-                let detail = "the instance exited before its replica was attached".into();
-                self.fail_start(Reason::Broken, detail, ctx);
-            }
-            State::Awake { run, .. }
-            | State::Freezing { run }
-            | State::Frozen { run, .. }
-            | State::Thawing { run }
+        match mem::replace(&mut self.state, State::Asleep) {
+            State::Awake { run, .. } | State::Frozen { run, .. } | State::Freezing { run }
                 if run == died =>
             {
-                ctx.shared.counters.add("instances_died");
-                self.last_problem = Some("the instance exited by itself".into());
+                self.note_death(ctx);
                 self.stop(Some(run), Why::Died, then, ctx);
             }
-            State::Asleep
+            // It was being thawed for a request.
+            State::Thawing { run } if run == died => {
+                self.note_death(ctx);
+                self.stop(Some(run), Why::Died, Then::WakeAgain, ctx);
+            }
+            State::Attaching { run, .. } if run == died => {
+                ctx.shared.counters.add("instances_died");
+                let detail = "the instance exited before it served".into();
+                self.fail_start(Reason::Broken, detail, ctx);
+            }
+            // No answer of the table may make it awake again.
+            State::Stopping { run: Some(run), then, step: StopStep::Taking { .. }, .. }
+                if run == died =>
+            {
+                self.note_death(ctx);
+                self.stop(Some(run), Why::Died, then, ctx);
+            }
+            other @ (State::Asleep
             | State::Leasing { .. }
             | State::Restoring { .. }
             | State::Opening { .. }
@@ -129,8 +142,13 @@ impl HostEntry {
             | State::Parking { .. }
             | State::Fenced { .. }
             | State::Unproven { .. }
-            | State::Backoff { .. } => {}
+            | State::Backoff { .. }) => self.state = other,
         }
+    }
+
+    fn note_death(&mut self, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("instances_died");
+        self.last_problem = Some("the instance exited by itself".into());
     }
 
     pub(super) fn on_stop(

@@ -1,0 +1,169 @@
+//! Short stories of one host and its session, each of which went wrong once.
+
+use alloc::string::ToString;
+use alloc::vec::Vec;
+
+use crate::effect::{Effect, RecordKey, TakeoverEnd, Word};
+use crate::event::{Answer, Cause, Event, Saved};
+use crate::ids::{Run, Txid};
+use crate::record::{HostRecord, SessionRecord};
+use crate::rig::{HOST, Rig, SLOT};
+use crate::time::Nanos;
+
+fn request(rig: &mut Rig) {
+    rig.step(Event::Requested(SLOT, Cause::Client));
+}
+
+fn said(rig: &Rig, is: impl Fn(&Effect) -> bool) -> usize {
+    rig.said.iter().filter(|effect| is(effect)).count()
+}
+
+#[test]
+fn a_request_wakes_and_idleness_puts_to_sleep() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    assert_eq!(said(&rig, |e| *e == Effect::Publish(SLOT, Word::Awake(Run(1)))), 1);
+    rig.until("Asleep");
+    let puts = said(&rig, |e| matches!(e, Effect::Put(_, RecordKey::Host(_), ..)));
+    request(&mut rig);
+    rig.until("Awake");
+    let again = said(&rig, |e| matches!(e, Effect::Put(_, RecordKey::Host(_), ..)));
+    assert_eq!(puts, again, "waking what this session owns asks the store nothing");
+}
+
+#[test]
+fn a_released_record_names_the_newest_file_only_until_the_replica_is_opened() {
+    let mut rig = Rig::new(None);
+    // Another box released it at 3; this box runs it on to 5, and then sleeps unclean.
+    rig.foreign(true, 3);
+    let key = RecordKey::Host(HOST.into());
+    let (body, etag) = rig.records.get(&key).cloned().unwrap();
+    let record = HostRecord::decode(&body).unwrap();
+    let record = HostRecord { state: crate::record::HostState::Released, ..record };
+    rig.records.insert(key, (record.encode(), etag));
+    rig.remote(3);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.copy(8, 5, false);
+    rig.remote(5);
+    rig.saves = Some(Saved::Unclean { durable: Txid(5), why: "the store is away".into() });
+    rig.step(Event::Rest(SLOT));
+    rig.until("Asleep");
+    request(&mut rig);
+    rig.until("Awake");
+    let image = said(&rig, |e| matches!(e, Effect::PutImage(_, _, Txid(6), _)));
+    assert_eq!(image, 1, "kept, and uploaded above what this box wrote itself");
+}
+
+#[test]
+fn a_clean_copy_over_another_boxs_unclean_record_is_fenced_before_it_runs() {
+    let mut rig = Rig::new(None);
+    rig.foreign(true, 3);
+    rig.copy(6, 3, true);
+    rig.remote(3);
+    request(&mut rig);
+    rig.until("Awake");
+    let fence = said(&rig, |e| matches!(e, Effect::PutImage(_, _, Txid(4), _)));
+    assert_eq!(fence, 1, "a late file 4 of the other box must find its number taken");
+}
+
+#[test]
+fn a_death_between_healthy_and_awake_is_not_missed() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Attaching");
+    rig.step(Event::Died(SLOT, Run(1)));
+    rig.until("Backoff");
+    assert_eq!(said(&rig, |e| *e == Effect::Publish(SLOT, Word::Awake(Run(1)))), 0);
+}
+
+#[test]
+fn a_death_during_the_question_of_the_table_stops_the_host() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Stopping.Taking");
+    rig.step(Event::Died(SLOT, Run(1)));
+    rig.answer(Answer::StopBusy);
+    assert_eq!(rig.label(), "Stopping.Terminating", "a dead instance is not busy");
+}
+
+#[test]
+fn a_box_that_lost_its_disk_takes_over_its_former_self() {
+    let mut rig = Rig::new(None);
+    rig.foreign(false, 0);
+    let key = RecordKey::Session("box2".into());
+    let (body, etag) = rig.records.remove(&key).unwrap();
+    let session = SessionRecord { name: "box1".into(), ..SessionRecord::decode(&body).unwrap() };
+    rig.records.insert(RecordKey::Session("box1".into()), (session.encode(), etag));
+    rig.settle();
+    assert_eq!(rig.core.session(rig.now).0, "refused", "the name is another box's");
+    rig.step(Event::Takeover("box1".into()));
+    for _ in 0..200 {
+        rig.settle();
+        rig.pass_time();
+    }
+    let fenced = Effect::TakeoverEnded("box1".into(), TakeoverEnd::Fenced);
+    assert_eq!(said(&rig, |e| *e == fenced), 1, "{:?}", rig.said);
+    assert_eq!(rig.core.session(rig.now).0, "live");
+}
+
+#[test]
+fn a_box_does_not_take_itself_over() {
+    let mut rig = Rig::new(None);
+    rig.settle();
+    rig.step(Event::Takeover("box1".into()));
+    rig.settle();
+    let refused = |e: &Effect| matches!(e, Effect::TakeoverEnded(_, TakeoverEnd::Refused(_)));
+    assert_eq!(said(&rig, refused), 1);
+}
+
+#[test]
+fn a_lost_session_does_not_lift_the_deadline_of_uploads() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    let key = RecordKey::Session("box1".into());
+    let (body, _) = rig.records.get(&key).cloned().unwrap();
+    let record = SessionRecord::decode(&body).unwrap();
+    let fence = SessionRecord { nonce: "z".into(), fenced_by: Some("box2".into()), ..record };
+    rig.records.insert(key, (fence.encode(), "\"fence\"".to_string().as_str().into()));
+    rig.pass(Nanos::from_secs(11));
+    rig.step(Event::Sweep(Vec::new()));
+    rig.until("Fenced");
+    assert_eq!(said(&rig, |e| *e == Effect::Deadline(None)), 0, "none would mean: no limit");
+}
+
+#[test]
+fn a_shutdown_during_the_question_of_the_table_is_not_taken_back() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Stopping.Taking");
+    rig.step(Event::Shutdown);
+    rig.answer(Answer::StopBusy);
+    assert_eq!(rig.label(), "Stopping.Asking");
+}
+
+#[test]
+fn a_request_while_the_host_is_being_frozen_thaws_it() {
+    let mut rig = Rig::new(Some(Nanos::from_secs(60)));
+    request(&mut rig);
+    rig.until("Freezing");
+    request(&mut rig);
+    assert_eq!(rig.label(), "Thawing");
+    rig.until("Awake");
+}
+
+#[test]
+fn a_host_whose_upload_is_on_its_way_is_not_released() {
+    let mut rig = Rig::new(None);
+    rig.copy(1, 0, false);
+    rig.local.position = None;
+    request(&mut rig);
+    rig.until("Restoring.Imaging");
+    rig.step(Event::Removed(SLOT));
+    assert_eq!(rig.label(), "Gone", "the record stays owned: whoever comes next fences it");
+    let releases =
+        said(&rig, |e| matches!(e, Effect::Journal(crate::effect::Entry::Releasing { .. })));
+    assert_eq!(releases, 0);
+}

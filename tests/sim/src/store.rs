@@ -1,0 +1,217 @@
+//! The simulated object store: records and L0 files under conditional PUTs.
+
+use std::collections::BTreeMap;
+
+use dormouse_core::effect::{Expect, RecordKey};
+use dormouse_core::event::{Got, Wrote};
+use dormouse_core::ids::{ETag, Host, Nonce, Txid};
+use dormouse_core::position::RemoteTip;
+use dormouse_core::record::{HostRecord, SessionRecord};
+use dormouse_core::upload::{PutAnswer, Standing};
+
+use crate::disk::history;
+use crate::rng::mix;
+
+/// One committed write of an app: its number is its content.
+pub type Write = u64;
+
+/// What an L0 file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// The whole database.
+    Image(Vec<Write>),
+    /// What came after a history with this hash; a fence is one without writes.
+    Step {
+        /// Hash of the history that it is built on: known to checkers only.
+        parent: u64,
+        /// What came after it.
+        writes: Vec<Write>,
+    },
+}
+
+/// An L0 file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its number.
+    pub txid: Txid,
+    /// The nonce in its metadata, which its tag does not depend on.
+    pub nonce: Nonce,
+    /// Its content.
+    pub body: Body,
+}
+
+/// What a restore gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// Newest number.
+    pub tip: RemoteTip,
+    /// All writes in order.
+    pub content: Vec<Write>,
+    /// The first number that was built on another history than stands before it.
+    pub merged: Option<Txid>,
+}
+
+/// How the store makes tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tags {
+    /// Never twice the same.
+    Random,
+    /// Equal content, equal tag.
+    Content,
+}
+
+/// The store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    tags: Tags,
+    given: u64,
+    records: BTreeMap<RecordKey, (Vec<u8>, ETag)>,
+    files: BTreeMap<(Host, Txid), (File, ETag)>,
+    /// Host records as they were last written.
+    pub hosts: BTreeMap<Host, HostRecord>,
+    /// Session records as they were last written.
+    pub sessions: BTreeMap<String, SessionRecord>,
+    /// Sabotage: conditions on records of hosts, of sessions, and on files.
+    pub ignores: (bool, bool, bool),
+}
+
+impl Store {
+    /// An empty one.
+    #[must_use]
+    pub const fn new(tags: Tags) -> Self {
+        Self {
+            tags,
+            given: 0,
+            records: BTreeMap::new(),
+            files: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            ignores: (false, false, false),
+        }
+    }
+
+    fn tag(&mut self, content: u64) -> ETag {
+        self.given += 1;
+        let text = match self.tags {
+            Tags::Random => mix(self.given, 11),
+            Tags::Content => content,
+        };
+        ETag(format!("\"{text:x}\""))
+    }
+
+    /// Reads a record.
+    #[must_use]
+    pub fn get(&self, key: &RecordKey) -> Got {
+        self.records.get(key).map_or(Got::Absent, |(body, etag)| Got::Found {
+            body: body.clone(),
+            etag: etag.clone(),
+        })
+    }
+
+    /// Writes a record, if its condition holds.
+    pub fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
+        let ignored = match key {
+            RecordKey::Host(_) => self.ignores.0,
+            RecordKey::Session(_) => self.ignores.1,
+        };
+        let holds = match (expect, self.records.get(key)) {
+            (Expect::Absent, None) => true,
+            (Expect::Tag(tag), Some((_, found))) => found == tag || ignored,
+            (Expect::Absent, Some(_)) | (Expect::Tag(_), None) => false,
+        };
+        if !holds {
+            return Wrote::ConditionFailed;
+        }
+        let content = body.iter().fold(3, |hash, byte| mix(hash, u64::from(*byte)));
+        let etag = self.tag(content);
+        match key {
+            RecordKey::Host(host) => {
+                if let Ok(record) = HostRecord::decode(body) {
+                    self.hosts.insert(host.clone(), record);
+                }
+            }
+            RecordKey::Session(name) => {
+                if let Ok(record) = SessionRecord::decode(body) {
+                    self.sessions.insert(name.0.clone(), record);
+                }
+            }
+        }
+        self.records.insert(key.clone(), (body.to_vec(), etag.clone()));
+        Wrote::Done(etag)
+    }
+
+    /// Writes a file, if its number is free.
+    pub fn put_file(&mut self, host: &Host, file: &File) -> PutAnswer {
+        let key = (host.clone(), file.txid);
+        if self.files.contains_key(&key) && !self.ignores.2 {
+            return PutAnswer::ConditionFailed;
+        }
+        let content = match &file.body {
+            Body::Image(writes) => history(writes),
+            Body::Step { parent, writes } => mix(*parent, history(writes)),
+        };
+        let etag = self.tag(content);
+        self.files.insert(key, (file.clone(), etag.clone()));
+        PutAnswer::Done { etag }
+    }
+
+    /// What stands under a number.
+    #[must_use]
+    pub fn standing(&self, host: &Host, txid: Txid) -> Standing {
+        self.files.get(&(host.clone(), txid)).map_or(Standing::Absent, |(file, etag)| {
+            Standing::File { nonce: Some(file.nonce.clone()), etag: etag.clone() }
+        })
+    }
+
+    /// A file and its tag.
+    #[must_use]
+    pub fn file(&self, host: &Host, txid: Txid) -> Option<(File, ETag)> {
+        self.files.get(&(host.clone(), txid)).cloned()
+    }
+
+    /// The newest number.
+    #[must_use]
+    pub fn list(&self, host: &Host) -> Option<RemoteTip> {
+        let range = (host.clone(), Txid(0))..=(host.clone(), Txid(u64::MAX));
+        let ((_, txid), (_, etag)) = self.files.range(range).next_back()?;
+        Some(RemoteTip { txid: *txid, etag: Some(etag.clone()) })
+    }
+
+    /// All files of a host, merged in order; an error for a gap, none when there is nothing.
+    pub fn restore(&self, host: &Host) -> Result<Option<Restored>, String> {
+        let Some(tip) = self.list(host) else { return Ok(None) };
+        let mut restored = Restored { tip: tip.clone(), content: Vec::new(), merged: None };
+        let mut number = Txid(1);
+        while number <= tip.txid {
+            let Some((file, _)) = self.files.get(&(host.clone(), number)) else {
+                return Err(format!("{host} has no file {number}, but {}", tip.txid));
+            };
+            restored.apply(file);
+            number = number.next();
+        }
+        Ok(Some(restored))
+    }
+
+    /// Hosts that have files.
+    #[must_use]
+    pub fn replicated(&self) -> Vec<Host> {
+        let mut hosts: Vec<Host> = self.files.keys().map(|(host, _)| host.clone()).collect();
+        hosts.dedup();
+        hosts
+    }
+}
+
+impl Restored {
+    /// One more file.
+    pub fn apply(&mut self, file: &File) {
+        match &file.body {
+            Body::Image(writes) => self.content.clone_from(writes),
+            Body::Step { parent, writes } => {
+                if *parent != history(&self.content) {
+                    self.merged.get_or_insert(file.txid);
+                }
+                self.content.extend(writes);
+            }
+        }
+    }
+}
