@@ -1,5 +1,6 @@
 //! The activator, and the command line that talks to it.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -135,7 +136,12 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 fn log_to_stderr() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("DORMOUSE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        // A log that nobody can read any more is no reason to stop.
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr);
     if std::env::var("DORMOUSE_LOG_FORMAT").is_ok_and(|format| format == "json") {
         log.json().init();
     } else {

@@ -33,6 +33,7 @@ mod edge;
 mod effects;
 mod history;
 mod journal;
+mod keeper;
 mod link;
 mod metrics;
 mod paths;
@@ -76,6 +77,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     paths.make().context("the box's directories")?;
     let _lock = lock(&paths.data().join("lock"))?;
     let store = open_store(store_config).await?;
+    is_known_store(&store, &paths.data().join("store-id"))?;
     let settings = settings(&config, identity(&config, paths.data())?);
     let (journal, memory) = Journal::open(&paths.data().join("journal"))?;
     let history = History::open(&paths.data().join("events.log"), settings.clone())
@@ -116,8 +118,11 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
     stop_on_signals(inputs)?;
-    driver.await_proxies(PROXIES_TIMEOUT).await;
+    let early = driver.await_proxies(PROXIES_TIMEOUT).await;
     driver.boot(seeds, memory, random_text()?);
+    for event in early {
+        driver.on_link(event);
+    }
     if let Err(error) = libsystemd::daemon::notify(false, &[libsystemd::daemon::NotifyState::Ready])
     {
         tracing::debug!(%error, "not under systemd");
@@ -169,6 +174,30 @@ fn identity(config: &Config, data: &Path) -> anyhow::Result<Identity> {
     })
 }
 
+/// A box goes on with the store that it began with: another one, or one whose disk is not mounted,
+/// would look like a store where every replica is gone.
+fn is_known_store(store: &AnyStore, path: &Path) -> anyhow::Result<()> {
+    let Some(identity) = store.identity() else { return Ok(()) };
+    match fs::read_to_string(path) {
+        Ok(known) if known == identity => Ok(()),
+        Ok(_) => bail!(
+            "this is not the store that this box has used until now: is its disk mounted? \
+             Remove {} to go on with another store",
+            path.display()
+        ),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => write_durably(path, identity),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+fn write_durably(path: &Path, text: &str) -> anyhow::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh).with_context(|| fresh.display().to_string())?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path).with_context(|| path.display().to_string())
+}
+
 /// Random, made with the state directory: a copy of the name with another id is another box.
 fn box_id(path: &Path) -> anyhow::Result<String> {
     if let Ok(id) = fs::read_to_string(path) {
@@ -179,11 +208,7 @@ fn box_id(path: &Path) -> anyhow::Result<String> {
         return Ok(id);
     }
     let id = random_text()?;
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh).with_context(|| fresh.display().to_string())?;
-    file.write_all(id.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)?;
+    write_durably(path, &id)?;
     Ok(id)
 }
 

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::clock;
 use crate::event_loop::Loop;
-use crate::host::Counted;
+use crate::host::{Counted, HostState};
 use crate::pool::{self, HEAD_READ, Pool};
 use crate::settings::Timeouts;
 
@@ -27,6 +27,14 @@ pub(crate) struct Upstream<E: Engine> {
     pub(crate) stream: E::Stream,
     pub(crate) run: RunNumber,
     pub(crate) pool: Rc<Pool<E::Stream>>,
+    /// The managed host whose instance this is.
+    pub(crate) host: Option<Rc<HostState<E::Stream>>>,
+}
+
+impl<E: Engine> Upstream<E> {
+    fn may_be_sent_to(&self) -> bool {
+        !self.host.as_ref().is_some_and(|host| host.is_past_deadline())
+    }
 }
 
 /// The connection.
@@ -46,6 +54,8 @@ enum Event {
     Moved,
     TimedOut(Timer),
     ClientGone,
+    /// The session's deadline passed while something was still to be sent to an instance.
+    Expired,
 }
 
 /// Serves a connection until it ends.
@@ -87,6 +97,10 @@ impl<E: Engine> Client<E> {
                 Step::Wait => match self.wait().await {
                     Event::Moved => (),
                     Event::ClientGone => return,
+                    Event::Expired => {
+                        self.at.stats.session_expired.add();
+                        return;
+                    }
                     Event::TimedOut(timer) => {
                         self.at.stats.timed_out.add();
                         match self.conn.timed_out(timer) {
@@ -127,7 +141,7 @@ impl<E: Engine> Client<E> {
     }
 
     fn finished(&mut self, reuse: bool) {
-        if let Some(Upstream { stream, run, pool }) = self.upstream.take()
+        if let Some(Upstream { stream, run, pool, .. }) = self.upstream.take()
             && reuse
             && !self.at.draining.get()
         {
@@ -140,11 +154,11 @@ impl<E: Engine> Client<E> {
     }
 
     /// Sends the held request to an upstream.
-    pub(crate) fn forward(&mut self, upstream: Upstream<E>, pooled: bool) {
+    pub(crate) fn forward(&mut self, upstream: Upstream<E>, first_try: bool) {
         self.upstream = Some(upstream);
         *self.conn.from_upstream().tail() = self.at.borrow_buffer();
         *self.conn.to_upstream().tail() = self.at.borrow_buffer();
-        self.conn.forward(pooled);
+        self.conn.forward(first_try);
     }
 
     /// Answers the held request with an answer of the proxy's own.
@@ -162,6 +176,11 @@ impl<E: Engine> Client<E> {
             self.known_draining = true;
             self.conn.drain();
             return Poll::Ready(Event::Moved);
+        }
+        if !self.conn.to_upstream().is_empty()
+            && self.upstream.as_ref().is_some_and(|upstream| !upstream.may_be_sent_to())
+        {
+            return Poll::Ready(Event::Expired);
         }
         let mut moved = self.poll_upstream(cx);
         if !self.conn.to_client().is_empty() {

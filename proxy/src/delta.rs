@@ -65,6 +65,8 @@ pub(crate) enum ToLoop {
 pub(crate) enum FromLoop {
     /// The loop counts in this table now.
     Moved(TableId),
+    /// The loop knows the route at this slot.
+    Routed(Slot),
     /// The loop uses this slot no more.
     Unrouted(Slot),
     Post(Slot),

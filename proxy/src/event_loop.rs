@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 use std::time::Duration;
 
-use dormouse_link::protocol::Request;
 use dormouse_link::{Refusal, RunNumber, Slot};
 use dormouse_proxy_core::Host;
 use dormouse_ring::{Engine, Listener};
@@ -251,7 +250,9 @@ impl<E: Engine> Loop<E> {
                 }
                 let table = self.table.borrow().clone();
                 if let Some(table) = table {
+                    let slot = route.slot;
                     self.place(&table, route);
+                    self.tell_link(FromLoop::Routed(slot));
                 }
             }
             ToLoop::RoutesDone => {
@@ -322,14 +323,16 @@ impl<E: Engine> Loop<E> {
             }
         }
         self.table.replace(Some(table.clone()));
-        let waited: Vec<_> =
-            self.managed.borrow().values().filter(|state| state.has_waiters()).cloned().collect();
-        for state in waited {
-            match state.request() {
-                Some(Request::Awake { .. }) => state.tell_all(Notice::Look),
-                Some(Request::Post | Request::AlreadyPosted) | None => (),
+        let hosts: Vec<_> = self.managed.borrow().values().cloned().collect();
+        for state in hosts {
+            if state.is_wished_for() {
+                // Sets the bit, so that later waiters need not post.
+                let _posted_below = state.request();
+                self.post(state.slot());
             }
-            self.post(state.slot());
+            if state.is_missed() {
+                state.tell_all(Notice::Look);
+            }
         }
         self.tell_link(FromLoop::Moved(table.view.table_id()));
     }

@@ -51,8 +51,9 @@ pub(crate) enum Notice {
     Refused { reason: Refusal, retry_after_s: u32 },
 }
 
-#[derive(Default)]
 struct Waiter {
+    /// A sidecar's: it joins a wake, and never asks for one.
+    sidecar: bool,
     notice: Cell<Option<Notice>>,
     waker: Cell<Option<Waker>>,
 }
@@ -131,19 +132,25 @@ impl<S: dormouse_ring::Stream> HostState<S> {
     }
 
     /// Lists a waiter, within the host's bound.
-    pub(crate) fn wait(self: &Rc<Self>) -> Result<Ticket<S>, TooMany> {
+    pub(crate) fn wait(self: &Rc<Self>, sidecar: bool) -> Result<Ticket<S>, TooMany> {
         let limit = self.limits.borrow().waiters;
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= limit {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(TooMany);
         }
-        let waiter = Rc::new(Waiter::default());
+        let waiter = Rc::new(Waiter { sidecar, notice: Cell::default(), waker: Cell::default() });
         self.waiters.borrow_mut().push(waiter.clone());
         Ok(Ticket { host: self.clone(), waiter })
     }
 
-    pub(crate) fn has_waiters(&self) -> bool {
-        !self.waiters.borrow().is_empty()
+    /// Whether anyone waits who may ask for a wake.
+    pub(crate) fn is_wished_for(&self) -> bool {
+        self.waiters.borrow().iter().any(|waiter| !waiter.sidecar)
+    }
+
+    /// Whether only the word's change is waited for, which has happened already.
+    pub(crate) fn is_missed(&self) -> bool {
+        !self.waiters.borrow().is_empty() && matches!(self.peek(), Word::Awake { .. })
     }
 
     /// The activator spoke: reads the word again. Gives whether a wake must be posted.
@@ -161,7 +168,7 @@ impl<S: dormouse_ring::Stream> HostState<S> {
             Word::Asleep | Word::Waking | Word::Stopping { .. } => {
                 // The app's own shutdown waits for its open connections.
                 self.pool.clear();
-                self.has_waiters() && matches!(self.request(), Some(Request::Post))
+                self.is_wished_for() && matches!(self.request(), Some(Request::Post))
             }
         }
     }

@@ -44,6 +44,8 @@ pub(crate) struct Link {
     /// Loops that have not yet moved to, or let go of, what is named here.
     moving: HashMap<TableId, usize>,
     leaving: HashMap<Slot, usize>,
+    /// Slots that some loops do not know yet: how many.
+    coming: HashMap<Slot, usize>,
 }
 
 /// One connection.
@@ -95,6 +97,7 @@ impl Link {
             waiters: HashMap::new(),
             moving: HashMap::new(),
             leaving: HashMap::new(),
+            coming: HashMap::new(),
         })
     }
 
@@ -179,6 +182,7 @@ impl Link {
         self.table = Some(table.clone());
         self.moving = HashMap::from([(hello.table, self.loops.len())]);
         self.leaving.clear();
+        self.coming.clear();
         self.tell_loops(&ToLoop::Connected(table));
         Ok(())
     }
@@ -216,6 +220,7 @@ impl Link {
             bail!("the activator gives {host} the slot {slot} of {slots}");
         }
         let waiters = self.waiters.entry(host.clone()).or_default().clone();
+        self.coming.insert(slot, self.loops.len());
         self.tell_loops(&ToLoop::Route(Route { slot, host, limits, waiters }));
         Ok(())
     }
@@ -229,6 +234,12 @@ impl Link {
                     return Ok(());
                 }
                 ToActivator::TableAck { table }
+            }
+            FromLoop::Routed(slot) => {
+                if !is_last(&mut self.coming, &slot) {
+                    return Ok(());
+                }
+                ToActivator::RouteAck { slot }
             }
             FromLoop::Unrouted(slot) => {
                 if !is_last(&mut self.leaving, &slot) {

@@ -63,6 +63,8 @@ fn main() -> Result<()> {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
+        // A log that nobody reads any more must not end the proxy: eprintln! would panic.
+        .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .with_env_filter(filter)
         .init();
@@ -125,7 +127,6 @@ fn serve<E: Engine + Send>(
         stats.push(own);
     }
     drop(to_link);
-    info!(engine = E::NAME, loops = count, "serving");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let link = settings
         .managed
@@ -134,6 +135,8 @@ fn serve<E: Engine + Send>(
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        // Said once a signal leads to a drain: who reads this may send one.
+        info!(engine = E::NAME, loops = count, "serving");
         let linked = async {
             match link {
                 Some(link) => link.run().await,

@@ -68,7 +68,7 @@ impl<E: Engine> Client<E> {
 
     async fn plain(&mut self, plain: &Rc<Plain<E::Stream>>, wish: &Wish) {
         const NO_RUN: RunNumber = RunNumber(0);
-        if self.pooled(&plain.pool, NO_RUN, wish) {
+        if self.pooled(&plain.pool, NO_RUN, wish, None) {
             return;
         }
         let engine = self.at.engine;
@@ -80,7 +80,7 @@ impl<E: Engine> Client<E> {
         })
         .await;
         match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone()),
+            Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone(), None, wish),
             Err(error) => {
                 warn!(host = %wish.host, %error, "upstream does not take connections");
                 self.refuse(&Answer::BAD_GATEWAY);
@@ -152,7 +152,7 @@ impl<E: Engine> Client<E> {
             self.counted = Some(counted);
             run
         };
-        debug_assert_ne!(avoid, Some(run), "inv 8: held until the activator has spoken");
+        debug_assert_ne!(avoid, Some(run), "invariant 8: held until the activator has spoken");
         Ok(run)
     }
 
@@ -164,14 +164,14 @@ impl<E: Engine> Client<E> {
         wish: &Wish,
         deadline: Instant,
     ) -> Reached {
-        if self.pooled(&host.pool, run, wish) {
+        if self.pooled(&host.pool, run, wish, Some(host.clone())) {
             return Reached::Yes;
         }
         let path = host.socket(run);
         let connect = connect_unix(self.at.engine, &path);
         match tokio::time::timeout_at(deadline, connect).await {
             Ok(Ok(stream)) => {
-                self.connected(stream, run, host.pool.clone());
+                self.connected(stream, run, host.pool.clone(), Some(host.clone()), wish);
                 Reached::Yes
             }
             Ok(Err(error)) if is_gone(&error) => Reached::Gone,
@@ -187,19 +187,33 @@ impl<E: Engine> Client<E> {
         }
     }
 
-    fn pooled(&mut self, pool: &Rc<Pool<E::Stream>>, run: RunNumber, wish: &Wish) -> bool {
+    fn pooled(
+        &mut self,
+        pool: &Rc<Pool<E::Stream>>,
+        run: RunNumber,
+        wish: &Wish,
+        host: Option<Rc<HostState<E::Stream>>>,
+    ) -> bool {
         if wish.fresh {
             return false;
         }
         let Some(stream) = pool.take(run, wish.repeatable, clock::now()) else { return false };
         self.at.stats.upstream_reused.add();
-        self.forward(Upstream { stream, run, pool: pool.clone() }, true);
+        self.forward(Upstream { stream, run, pool: pool.clone(), host }, true);
         true
     }
 
-    fn connected(&mut self, stream: E::Stream, run: RunNumber, pool: Rc<Pool<E::Stream>>) {
+    fn connected(
+        &mut self,
+        stream: E::Stream,
+        run: RunNumber,
+        pool: Rc<Pool<E::Stream>>,
+        host: Option<Rc<HostState<E::Stream>>>,
+        wish: &Wish,
+    ) {
         self.at.stats.upstream_connects.add();
-        self.forward(Upstream { stream, run, pool }, false);
+        // An app that dies accepts into its backlog until it is gone.
+        self.forward(Upstream { stream, run, pool, host }, !wish.fresh);
     }
 
     /// Waits for a host that is not awake.
@@ -223,7 +237,7 @@ impl<E: Engine> Client<E> {
         self.at.stats.waited.add();
         let Ok(_place) = self.at.take_waiting() else { return Ok(self.too_many()) };
         // Listed before the bit is set: a notice in between must find this waiter.
-        let Ok(ticket) = host.wait() else { return Ok(self.too_many()) };
+        let Ok(ticket) = host.wait(wish.sidecar) else { return Ok(self.too_many()) };
         if !wish.sidecar {
             match host.request() {
                 Some(Request::Post) => self.at.post(host.slot()),

@@ -1,8 +1,14 @@
 //! Benchmarks side by side with a peer in the same run (DESIGN section 14).
+//!
+//! Every bench interleaves its rounds (ours, theirs, ours, theirs) and reports medians; the rows go
+//! to a JSON list whose shape never changes.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use serde_json::Value;
+
+mod wake;
 
 /// Which benchmarks, and where the rows go.
 #[derive(Debug, clap::Args)]
@@ -18,7 +24,73 @@ pub(crate) struct Arguments {
     pub(crate) json: Option<PathBuf>,
 }
 
+/// One figure.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) case: String,
+    pub(crate) metric: String,
+    pub(crate) unit: &'static str,
+    pub(crate) ours: f64,
+    /// The peer and its figure, where there is one.
+    pub(crate) peer: Option<(&'static str, f64)>,
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        let ratio = self.peer.map(|(_, theirs)| self.ours / theirs);
+        serde_json::json!({
+            "case": self.case,
+            "metric": self.metric,
+            "unit": self.unit,
+            "ours": self.ours,
+            "peer": self.peer.map(|(name, _)| name),
+            "theirs": self.peer.map(|(_, theirs)| theirs),
+            "ratio": ratio,
+        })
+    }
+
+    fn show(&self) {
+        let Self { case, metric, unit, ours, peer } = self;
+        match peer {
+            None => println!("{case:<28} {metric:<24} {ours:>10.3} {unit}"),
+            Some((name, theirs)) => {
+                let ratio = ours / theirs;
+                println!(
+                    "{case:<28} {metric:<24} {ours:>10.3} {unit:<6} {name} {theirs:.3} ratio {ratio:.2}"
+                );
+            }
+        }
+    }
+}
+
 /// Runs the benchmarks in order.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    bail!("no benchmark {:?}; allowed: wake, edge", arguments.names)
+    let mut rows = Vec::new();
+    for name in &arguments.names {
+        rows.extend(match name.as_str() {
+            "wake" => wake::run(arguments.quick)?,
+            _ => bail!("no benchmark {name:?}; allowed: wake, edge"),
+        });
+    }
+    rows.iter().for_each(Row::show);
+    if let Some(file) = &arguments.json {
+        let list = Value::Array(rows.iter().map(Row::json).collect());
+        std::fs::write(file, serde_json::to_vec_pretty(&list)?)?;
+    }
+    Ok(())
+}
+
+/// The value below which that share of the samples lies.
+pub(crate) fn quantile(samples: &[f64], share: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index into a few thousand samples"
+    )]
+    let index = ((sorted.len().saturating_sub(1)) as f64 * share).round() as usize;
+    sorted.get(index).copied().unwrap_or(f64::NAN)
 }

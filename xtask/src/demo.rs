@@ -58,18 +58,24 @@ pub(crate) fn play() -> Result<()> {
     Ok(())
 }
 
+/// Ctrl-C and SIGTERM ask for an end. Handled, not blocked: a mask would be inherited by children.
 fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+    use tokio::signal::unix::{SignalKind, signal};
     let stop = Arc::new(AtomicBool::new(false));
-    let mut signals = nix::sys::signal::SigSet::empty();
-    signals.add(Signal::SIGINT);
-    signals.add(Signal::SIGTERM);
-    // Blocked here, so that children see Ctrl-C through us alone, in order.
-    signals.thread_block().context("signals")?;
     let raised = Arc::clone(&stop);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let guard = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    drop(guard);
     std::thread::spawn(move || {
-        if signals.wait().is_ok() {
-            raised.store(true, Ordering::SeqCst);
-        }
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        });
+        raised.store(true, Ordering::SeqCst);
     });
     Ok(stop)
 }

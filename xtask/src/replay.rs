@@ -6,7 +6,18 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use dormouse_core::Core;
+use dormouse_core::effect::Effect;
 use dormouse_core::event::Line;
+
+fn show(effect: &Effect) {
+    if let Effect::Put(ticket, key, body, expect) = effect {
+        // A record is JSON.
+        let body = String::from_utf8_lossy(body);
+        println!("    Put({ticket:?}, {key:?}, {body}, {expect:?})");
+    } else {
+        println!("    {effect:?}");
+    }
+}
 
 /// Prints every input and what it led to.
 pub(crate) fn run(file: &Path) -> Result<()> {
@@ -25,9 +36,7 @@ pub(crate) fn run(file: &Path) -> Result<()> {
                 println!("{} {event:?}", now.mono.0);
                 let mut effects = Vec::new();
                 core.step(now, event, &mut effects);
-                for effect in effects {
-                    println!("    {effect:?}");
-                }
+                effects.iter().for_each(show);
                 steps += 1;
             }
         }

@@ -21,21 +21,28 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// The command as a person would type it.
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words = [program].into_iter().chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
 /// Runs it; an error names it and how it ended.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("{command:?}"))?;
+    let status = command.status().with_context(|| shown(command))?;
     if !status.success() {
-        bail!("{command:?}: {status}");
+        bail!("{}: {status}", shown(command));
     }
     Ok(())
 }
 
 /// Runs it and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let output = command.output().with_context(|| shown(command))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        bail!("{command:?}: {}: {said}", output.status);
+        bail!("{}: {}: {said}", shown(command), output.status);
     }
     Ok(String::from_utf8(output.stdout)?)
 }

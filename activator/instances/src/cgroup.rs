@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::spawn::CgroupFds;
+
 /// Where cgroup v2 is mounted: alone, or beside v1 (hybrid).
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
@@ -43,9 +45,10 @@ impl Cgroup {
         Self { dir }
     }
 
-    /// Open for a child to write its own pid into.
-    pub(crate) fn procs(&self) -> io::Result<File> {
-        OpenOptions::new().write(true).open(self.dir.join("cgroup.procs"))
+    /// What a child needs to be started in it.
+    pub(crate) fn descriptors(&self) -> io::Result<CgroupFds> {
+        let procs = OpenOptions::new().write(true).open(self.dir.join("cgroup.procs"))?;
+        Ok(CgroupFds { dir: File::open(&self.dir)?, procs })
     }
 
     /// Whether any process is in it or below.

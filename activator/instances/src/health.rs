@@ -33,29 +33,51 @@ pub async fn wait_healthy(socket: &Path, host: &str, health: &Health) -> io::Res
     if *health == Health::Handed {
         return Ok(());
     }
-    let directory = socket.parent().ok_or_else(|| io::Error::other("a socket has a directory"))?;
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-    // Watched before the first attempt: what comes after it makes an event.
-    inotify.add_watch(directory, AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
-    // SAFETY: the descriptor is owned by the `AsyncFd` and closed with it.
-    let events = unsafe { AsyncFd::register(Watch(inotify)) }?;
-    loop {
-        match attempt(socket, host, health).await {
-            Ok(true) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let mut ready = events.readable().await?;
-                ready.clear_ready();
-                // What the events say is asked of the socket itself.
-                drop(events.get_ref().0.read_events());
+    let mut watch: Option<Watch> = None;
+    let outcome = loop {
+        match (attempt(socket, host, health).await, &watch) {
+            (Ok(true), _) => break Ok(()),
+            (Err(error), Some(watch)) if error.kind() == io::ErrorKind::NotFound => {
+                watch.changed().await?;
             }
-            Ok(false) | Err(_) => tokio::time::sleep(RETRY).await,
+            // Watched before the next attempt: what comes after it makes an event.
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
+                watch = Some(Watch::over(socket)?);
+            }
+            (Ok(false) | Err(_), _) => tokio::time::sleep(RETRY).await,
         }
+    };
+    // Closing an inotify descriptor waits for an SRCU grace period, 10 ms and more: not in the way
+    // of the wake.
+    drop(tokio::task::spawn_blocking(move || drop(watch)));
+    outcome
+}
+
+/// Watches a socket's directory.
+struct Watch(AsyncFd<Events>);
+
+impl Watch {
+    fn over(socket: &Path) -> io::Result<Self> {
+        let none = || io::Error::other("a socket has a directory");
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+        inotify.add_watch(socket.parent().ok_or_else(none)?, what)?;
+        // SAFETY: the descriptor is owned by the `AsyncFd` and closed with it.
+        Ok(Self(unsafe { AsyncFd::register(Events(inotify)) }?))
+    }
+
+    /// Returns when something was made in the directory since the last return.
+    async fn changed(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        // What the events say is asked of the socket itself.
+        drop(self.0.get_ref().0.read_events());
+        Ok(())
     }
 }
 
-struct Watch(Inotify);
+struct Events(Inotify);
 
-impl std::os::fd::AsRawFd for Watch {
+impl std::os::fd::AsRawFd for Events {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         use std::os::fd::AsFd;
         self.0.as_fd().as_raw_fd()

@@ -1,8 +1,9 @@
 //! One running instance: asked to stop, killed, frozen, and proven gone.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -53,7 +54,7 @@ impl Instance {
     pub(crate) fn started(identity: String, boundary: Boundary, child: Child) -> Self {
         let (sender, ended) = watch::channel(None);
         let pidfd = Arc::new(child.pidfd);
-        tokio::spawn(reap(Arc::clone(&pidfd), sender));
+        tokio::spawn(reap(child.pid, Arc::clone(&pidfd), sender));
         let leader = Some(Leader { pid: child.pid, pidfd, ended });
         Self { inner: Arc::new(Inner { identity, boundary, leader }) }
     }
@@ -162,12 +163,13 @@ fn signal(pidfd: &OwnedFd, number: libc::c_int) {
     }
 }
 
-async fn reap(pidfd: Arc<OwnedFd>, sender: watch::Sender<Option<String>>) {
+async fn reap(pid: Pid, pidfd: Arc<OwnedFd>, sender: watch::Sender<Option<String>>) {
     let how = match wait_exit(&pidfd).await {
         Ok(WaitStatus::Exited(_, code)) => format!("exited with status {code}"),
         Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
         Ok(_) | Err(_) => "ended".to_owned(),
     };
+    leaders().remove(&pid.as_raw());
     // Nobody may be left to hear it.
     drop(sender.send(Some(how)));
 }
@@ -180,12 +182,21 @@ async fn wait_exit(pidfd: &Arc<OwnedFd>) -> io::Result<WaitStatus> {
     Ok(waitid(Id::PIDFd(std::os::fd::AsFd::as_fd(pidfd)), WaitPidFlag::WEXITED)?)
 }
 
+/// First processes of instances: reaped by their own tasks, which want to know how they ended.
+static LEADERS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+pub(crate) fn leaders() -> MutexGuard<'static, BTreeSet<i32>> {
+    LEADERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// As the subreaper: collects descendants whose parents are gone.
 fn reap_orphans() {
-    loop {
-        match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-            Ok(WaitStatus::StillAlive) | Err(_) => return,
-            Ok(_) => {}
+    // Held throughout: a process that is just being started may have ended already.
+    let leaders = leaders();
+    for pid in processes::zombie_children() {
+        if !leaders.contains(&pid) {
+            // One that is collected by now needs nothing.
+            waitid(Id::Pid(Pid::from_raw(pid)), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG).ok();
         }
     }
 }

@@ -9,9 +9,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, own_directory};
-use crate::instance::{Boundary, Instance};
+use crate::instance::{Boundary, Instance, leaders};
 use crate::processes::{self, MARK};
-use crate::spawn::{Prepared, spawn};
+use crate::spawn::{CgroupFds, Prepared, spawn};
 
 /// How instances are held together on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,12 +183,16 @@ impl Nursery {
             Containment::Scan(_) => Boundary::Mark,
         };
         let cgroup = match &boundary {
-            Boundary::Cgroup(cgroup) => Some(cgroup.procs().map_err(SpawnError::Cgroup)?),
+            Boundary::Cgroup(cgroup) => Some(cgroup.descriptors().map_err(SpawnError::Cgroup)?),
             Boundary::Mark => None,
         };
         let program = start.program.display().to_string();
         let prepared = prepare(start, &identity, cgroup)?;
-        match spawn(&prepared) {
+        let mut leaders = leaders();
+        let spawned = spawn(&prepared);
+        leaders.extend(spawned.as_ref().map(|child| child.pid.as_raw()));
+        drop(leaders);
+        match spawned {
             Ok(child) => Ok(Instance::started(identity, boundary, child)),
             Err(source) => {
                 if let Boundary::Cgroup(cgroup) = &boundary {
@@ -207,7 +211,11 @@ impl Nursery {
     }
 }
 
-fn prepare(mut start: Start, identity: &str, cgroup: Option<File>) -> Result<Prepared, SpawnError> {
+fn prepare(
+    mut start: Start,
+    identity: &str,
+    cgroup: Option<CgroupFds>,
+) -> Result<Prepared, SpawnError> {
     let text = |bytes: Vec<u8>, what| CString::new(bytes).map_err(|_| SpawnError::Zero(what));
     let path = |path: &Path, what| {
         use std::os::unix::ffi::OsStrExt;

@@ -66,16 +66,14 @@ async fn an_instance_runs_in_its_directory_with_its_environment_and_a_log() {
 #[tokio::test]
 async fn a_double_fork_that_ignores_sigterm_is_killed_and_proven_gone() {
     for (world, run) in [(World::new(), 2), (World::scanning(), 3)] {
-        let script = "trap '' TERM; (setsid sh -c \"trap '' TERM; echo up; \
+        let up = world.dir.path().join("up");
+        nix::unistd::mkfifo(&up, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let script = "trap '' TERM; (setsid sh -c \"trap '' TERM; echo up > up; \
                       while :; do sleep 1; done\" &) ; while :; do sleep 1; done";
         let instance = world.nursery.start(world.shell(run, script)).unwrap();
-        let log = world.log();
-        let up = async {
-            while !fs::read_to_string(&log).unwrap_or_default().contains("up") {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, up).await.expect("it starts in time");
+        let said = tokio::task::spawn_blocking(move || fs::read_to_string(up));
+        let said = tokio::time::timeout(PATIENCE, said).await.expect("it starts in time");
+        assert_eq!(said.unwrap().unwrap(), "up\n");
         instance.terminate();
         assert!(instance.is_left());
         instance.kill().unwrap();

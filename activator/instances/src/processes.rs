@@ -51,3 +51,19 @@ pub(crate) fn kill_marked(identity: &str) -> bool {
 pub(crate) fn any_marked(identity: &str) -> bool {
     marked().iter().any(|marked| marked.identity == identity)
 }
+
+/// Children of this process that have ended and that nobody has collected (proc(5), `stat`).
+pub(crate) fn zombie_children() -> Vec<i32> {
+    let own = std::process::id().to_string();
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The name in parentheses may hold anything: what counts begins behind the last one.
+            let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+            fields.next() == Some("Z") && fields.next() == Some(own.as_str())
+        })
+        .collect()
+}

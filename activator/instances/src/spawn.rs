@@ -1,8 +1,8 @@
 //! The start of a process: clone with a shared address space and a stack of its own, as
 //! `posix_spawn` does it, so that the cost does not grow with the activator.
 //!
-//! The child moves itself into its cgroup before it execs: no descendant can be outside. It calls
-//! nothing but system calls, and tells why it failed through the memory that it shares.
+//! The child is in its cgroup before it execs: no descendant can be outside. It calls nothing but
+//! system calls, and tells why it failed through the memory that it shares.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,8 +21,15 @@ pub(crate) struct Prepared {
     pub(crate) output: File,
     /// Becomes descriptor 3, as `LISTEN_FDS` says.
     pub(crate) listener: Option<OwnedFd>,
-    /// `cgroup.procs`, open for writing.
-    pub(crate) cgroup: Option<File>,
+    /// The cgroup to start in.
+    pub(crate) cgroup: Option<CgroupFds>,
+}
+
+/// A cgroup's directory, and its `cgroup.procs` open for writing.
+#[derive(Debug)]
+pub(crate) struct CgroupFds {
+    pub(crate) dir: File,
+    pub(crate) procs: File,
 }
 
 /// A started process.
@@ -67,16 +74,10 @@ pub(crate) fn spawn(prepared: &Prepared) -> io::Result<Child> {
     let mut request = request(prepared);
     let mut stack = vec![0_u8; STACK_BYTES];
     let mut pidfd: RawFd = -1;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
-    let argument: *mut Request = &raw mut request;
-    let top = stack.as_mut_ptr().wrapping_add(STACK_BYTES & !15);
-    let _signals = BlockedSignals::new()?;
-    // SAFETY: `child` gets a pointer to `request` and a stack of its own; both outlive it, since
-    // CLONE_VFORK keeps this thread here until the child has execed or exited.
-    let pid = unsafe { libc::clone(child, top.cast(), flags, argument.cast(), &raw mut pidfd) };
-    if pid < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let signals = BlockedSignals::new()?;
+    let cgroup = prepared.cgroup.as_ref().map(|cgroup| cgroup.dir.as_raw_fd());
+    let pid = clone_child(&mut request, &mut stack, &mut pidfd, cgroup)?;
+    drop(signals);
     let pid = Pid::from_raw(pid);
     // SAFETY: CLONE_PIDFD stored a new descriptor that nobody else owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -111,10 +112,83 @@ fn request(prepared: &Prepared) -> Request {
         dir: prepared.dir.as_ptr(),
         fds: [prepared.stdin.as_raw_fd(), prepared.output.as_raw_fd(), prepared.output.as_raw_fd()],
         listener: prepared.listener.as_ref().map(AsRawFd::as_raw_fd),
-        cgroup: prepared.cgroup.as_ref().map(AsRawFd::as_raw_fd),
+        cgroup: prepared.cgroup.as_ref().map(|cgroup| cgroup.procs.as_raw_fd()),
         listen_pid,
         failed: (0, 0),
     }
+}
+
+/// Starts the child on a stack of its own, in its cgroup from its first instruction: moving a
+/// running process into one waits for an RCU grace period, 10 ms and more.
+#[cfg(target_arch = "x86_64")]
+fn clone_child(
+    request: &mut Request,
+    stack: &mut [u8],
+    pidfd: &mut RawFd,
+    cgroup: Option<RawFd>,
+) -> io::Result<libc::pid_t> {
+    let number = |value: libc::c_int| u64::try_from(value).unwrap_or(0);
+    let address = |pointer: usize| u64::try_from(pointer).unwrap_or(0);
+    // SAFETY: all-zero is a valid value of this plain struct.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = number(libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD);
+    args.pidfd = address(std::ptr::from_mut(pidfd).expose_provenance());
+    args.exit_signal = number(libc::SIGCHLD);
+    args.stack = address(stack.as_mut_ptr().expose_provenance());
+    args.stack_size = address(stack.len() & !15);
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = number(cgroup);
+        request.cgroup = None;
+    }
+    let argument: *mut Request = request;
+    let result: i64;
+    // SAFETY: the kernel reads `args`; the child runs `child` on the given stack and never returns
+    // from it; CLONE_VFORK keeps this thread here until it has execed or exited, so `request` and
+    // the stack outlive it. A system call spoils rcx and r11 alone.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, {argument}",
+            "call {child}",
+            "ud2",
+            "2:",
+            argument = in(reg) argument,
+            child = in(reg) child,
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") &raw mut args,
+            in("rsi") size_of::<libc::clone_args>(),
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    let code = |number: i64| i32::try_from(number).unwrap_or(0);
+    if result < 0 { Err(io::Error::from_raw_os_error(code(-result))) } else { Ok(code(result)) }
+}
+
+/// From `linux/sched.h`: beyond what the 32-bit flags of `clone` can hold.
+#[cfg(target_arch = "x86_64")]
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Where there is no assembly for `clone3` with a stack: the child joins its cgroup itself, first.
+#[cfg(not(target_arch = "x86_64"))]
+fn clone_child(
+    request: &mut Request,
+    stack: &mut [u8],
+    pidfd: &mut RawFd,
+    _cgroup: Option<RawFd>,
+) -> io::Result<libc::pid_t> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let argument: *mut Request = request;
+    let top = stack.as_mut_ptr().wrapping_add(stack.len() & !15);
+    let pidfd: *mut RawFd = pidfd;
+    // SAFETY: `child` gets a pointer to `request` and a stack of its own; both outlive it, since
+    // CLONE_VFORK keeps this thread here until the child has execed or exited.
+    let pid = unsafe { libc::clone(child, top.cast(), flags, argument.cast(), pidfd) };
+    if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(pid) }
 }
 
 /// Keeps signals away from the child until it execs: our handlers must not run in it.

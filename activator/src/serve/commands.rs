@@ -74,6 +74,7 @@ pub(crate) struct Status {
     pub(crate) containment: String,
     /// Who counts activity.
     pub(crate) accounting: String,
+    /// Proxies that count in this table.
     pub(crate) proxies: Vec<u32>,
     pub(crate) hosts: Vec<HostStatus>,
 }
@@ -165,7 +166,13 @@ impl Driver {
                     .map_or_else(|| Reply::unknown(&host), |status| Reply::json(&status)),
                 None => Reply::unknown(&host),
             },
-            Ask::Add { host, app } => self.add(&host, &app),
+            Ask::Add { host, app } => match self.add(&host, &app) {
+                Ok((slot, done)) => {
+                    self.adding.push((slot, reply, done));
+                    return self.answer_adds();
+                }
+                Err(refused) => refused,
+            },
             Ask::Wake(host) => self.on_host(&host, |slot| Event::Requested(slot, Cause::Operator)),
             Ask::Sleep(host) => self.on_host(&host, Event::Rest),
             Ask::Remove(host) => match self.find(&host) {
@@ -219,35 +226,49 @@ impl Driver {
         self.host_status(slot).map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
     }
 
-    fn add(&mut self, host: &str, app_name: &str) -> Reply {
+    /// A new host, served once every proxy routes it.
+    fn add(&mut self, host: &str, app_name: &str) -> Result<(Slot, Reply), Reply> {
         let host = match canonical_host(host) {
             Ok(host) => host,
-            Err(error) => return Reply::message(400, &error.to_string()),
+            Err(error) => return Err(Reply::message(400, &error.to_string())),
         };
         let Some(app) = self.parts.config.apps.get(app_name).cloned() else {
             let known: Vec<&str> = self.parts.config.apps.keys().map(String::as_str).collect();
             let message = format!("no app {app_name:?} in the config; allowed: {known:?}");
-            return Reply::message(400, &message);
+            return Err(Reply::message(400, &message));
         };
         if self.parts.config.routes.iter().any(|route| route.host == host) {
-            return Reply::refused(format!("{host} is a plain [[route]] of the config"));
+            return Err(Reply::refused(format!("{host} is a plain [[route]] of the config")));
         }
         if let Err(problem) = self.parts.paths.fits(&host) {
-            return Reply::message(400, &problem);
+            return Err(Reply::message(400, &problem));
         }
         if let Err(error) = self.parts.paths.make_host(&host) {
-            return Reply::failed(error.to_string());
+            return Err(Reply::failed(error.to_string()));
         }
         let slots = self.parts.edge.slots();
         let edge = &self.parts.edge;
         let held = |slot| edge.holds(dormouse_link::Slot(slot));
         let route = match self.parts.registry.add(&host, app_name, slots, held) {
             Ok(route) => route,
-            Err(error) => return Reply::refused(error.to_string()),
+            Err(error) => return Err(Reply::refused(error.to_string())),
         };
         let seed = self.take_in(&route, app);
+        let slot = seed.slot;
         self.step(Event::Added(seed));
-        Reply::done(format!("{host} is served by app {app_name}"))
+        Ok((slot, Reply::done(format!("{host} is served by app {app_name}"))))
+    }
+
+    /// Answers those whose new host every proxy routes.
+    pub(crate) fn answer_adds(&mut self) {
+        for (slot, reply, done) in std::mem::take(&mut self.adding) {
+            if self.parts.edge.is_routed(edge_slot(slot)) {
+                // Who asked may be gone.
+                reply.send(done).ok();
+            } else {
+                self.adding.push((slot, reply, done));
+            }
+        }
     }
 
     /// Gives a route its place in driver and edge.
@@ -273,7 +294,8 @@ impl Driver {
             self.parts.store.clone(),
             self.parts.prefix.clone(),
             &route.host,
-            &self.parts.paths.host_dir(&route.host),
+            self.parts.paths.database(&route.host, &app),
+            self.parts.paths.state_dir(&route.host),
             &app,
             Nanos(self.parts.config.sleep.sync.as_nanos()),
         );
@@ -324,7 +346,7 @@ impl Driver {
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),
             },
             accounting: "proxy".to_owned(),
-            proxies: self.parts.edge.proxies().map(|(pid, ..)| pid).collect(),
+            proxies: self.parts.edge.proxies().filter(|p| p.1).map(|(pid, ..)| pid).collect(),
             hosts: self.hosts.keys().filter_map(|slot| self.host_status(*slot)).collect(),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dormouse_core::effect::{Entry, Expect, RecordKey, TakeoverEnd};
 use dormouse_core::event::{Answer, Cause, Event, Sample, StoreProblem, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Run, Slot};
-use dormouse_core::time::{Deadline, Mono};
+use dormouse_core::time::{Boot, Deadline, Mono, Wall};
 use dormouse_core::{Core, Settings};
 use dormouse_instances::{Instance, Nursery};
 use dormouse_link::config::{App, Config};
@@ -77,8 +77,10 @@ pub(crate) struct Driver {
     pub(crate) parts: Parts,
     pub(crate) hosts: BTreeMap<Slot, Hosted>,
     pub(crate) runs: Range<u64>,
-    pub(crate) deadline: watch::Sender<Option<Deadline>>,
+    /// Until when uploads count.
+    pub(crate) deadline: watch::Sender<Deadline>,
     pub(crate) waits: Vec<Wait>,
+    pub(crate) adding: Vec<(Slot, oneshot::Sender<Reply>, Reply)>,
     pub(crate) retiring: BTreeMap<Slot, oneshot::Sender<Reply>>,
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
     pub(crate) ended: bool,
@@ -88,6 +90,9 @@ pub(crate) struct Driver {
     /// Set while the rest of a step must not write to the store: the journal failed.
     journal_down: Option<String>,
 }
+
+/// No session: nothing may be uploaded.
+pub(crate) const OVER: Deadline = Deadline { mono: Mono(0), boot: Boot(0), wall: Wall(0) };
 
 /// Run numbers that are reserved at a time.
 const RUNS_AT_A_TIME: u32 = 256;
@@ -105,8 +110,9 @@ impl Driver {
             parts,
             hosts: BTreeMap::new(),
             runs,
-            deadline: watch::Sender::new(None),
+            deadline: watch::Sender::new(OVER),
             waits: Vec::new(),
+            adding: Vec::new(),
             retiring: BTreeMap::new(),
             takeovers: Vec::new(),
             ended: false,
@@ -117,7 +123,8 @@ impl Driver {
     }
 
     /// Lets proxies of an earlier activator come to the new table before anything is stopped.
-    pub(crate) async fn await_proxies(&mut self, limit: Duration) {
+    pub(crate) async fn await_proxies(&mut self, limit: Duration) -> Vec<LinkEvent> {
+        let mut early = Vec::new();
         let end = clock::now().mono.0.saturating_add(nanos(limit));
         loop {
             self.parts.edge.bury();
@@ -128,6 +135,12 @@ impl Driver {
             let pause = Duration::from_nanos(left.min(nanos(Duration::from_millis(100))));
             tokio::select! {
                 input = self.received.recv() => match input {
+                    // What is asked for before the first event is asked for behind it.
+                    Some(Input::Link(LinkEvent::Said { connection, message }))
+                        if is_wish(&message) =>
+                    {
+                        early.push(LinkEvent::Said { connection, message });
+                    }
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
                     Some(Input::Shutdown) => self.ended = true,
@@ -139,6 +152,7 @@ impl Driver {
         if !self.parts.edge.is_settled() {
             tracing::warn!("a live proxy did not move to the new table in time");
         }
+        early
     }
 
     /// Runs until everything is asleep after a shutdown.
@@ -216,12 +230,19 @@ impl Driver {
                     tracing::error!(%error, "a proxy got no area");
                 }
             }
-            LinkEvent::Gone { connection } => self.parts.edge.disconnect(connection),
+            LinkEvent::Gone { connection } => {
+                self.parts.edge.disconnect(connection);
+                self.answer_adds();
+            }
             LinkEvent::Said { connection, message } => match message {
                 ToActivator::TableAck { table } => {
                     self.parts.edge.acknowledge(connection, table);
                 }
                 ToActivator::UnrouteAck { slot } => self.parts.edge.unrouted(connection, slot),
+                ToActivator::RouteAck { slot } => {
+                    self.parts.edge.routed(connection, slot);
+                    self.answer_adds();
+                }
                 ToActivator::Stats(stats) => self.parts.edge.stats(connection, stats),
                 ToActivator::Wake { slot } => {
                     self.step(Event::Requested(Slot(slot.0), Cause::Client));
@@ -313,6 +334,17 @@ impl Driver {
             // Who asked may be gone.
             waiting.send(Reply::of_takeover(target, end)).ok();
         }
+    }
+}
+
+/// Whether it is the core's to hear.
+const fn is_wish(message: &ToActivator) -> bool {
+    match message {
+        ToActivator::Wake { .. } | ToActivator::InstanceGone { .. } => true,
+        ToActivator::TableAck { .. }
+        | ToActivator::RouteAck { .. }
+        | ToActivator::UnrouteAck { .. }
+        | ToActivator::Stats(_) => false,
     }
 }
 

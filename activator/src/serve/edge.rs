@@ -44,6 +44,8 @@ pub(crate) struct Edge {
     routes: BTreeMap<Slot, EdgeRoute>,
     /// Slots that some proxy may still use for a removed host, and which proxies those are.
     leaving: BTreeMap<Slot, BTreeSet<u64>>,
+    /// New slots, and the connected proxies that do not route them yet.
+    coming: BTreeMap<Slot, BTreeSet<u64>>,
     /// Last activity out of areas that are gone.
     merged: BTreeMap<Slot, u64>,
     run_dir: PathBuf,
@@ -77,6 +79,7 @@ impl Edge {
             awaited: known.into_iter().filter(is_live).collect(),
             routes: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            coming: BTreeMap::new(),
             merged: BTreeMap::new(),
             run_dir: run_dir.to_owned(),
             box_name: box_name.to_owned(),
@@ -138,6 +141,10 @@ impl Edge {
     pub(crate) fn disconnect(&mut self, connection: u64) {
         if let Some(proxy) = self.proxies.get_mut(&connection) {
             proxy.sender = None;
+        }
+        // It is told of every route when it comes again.
+        for waiting in self.coming.values_mut() {
+            waiting.remove(&connection);
         }
         self.bury();
     }
@@ -202,6 +209,8 @@ impl Edge {
         let message =
             ToProxy::Route { slot, host: route.host.clone(), limits: route.limits.clone() };
         self.routes.insert(slot, route);
+        let connected = self.proxies.iter().filter(|(_, proxy)| proxy.sender.is_some());
+        self.coming.insert(slot, connected.map(|(number, _)| *number).collect());
         self.tell(&message);
     }
 
@@ -221,6 +230,17 @@ impl Edge {
             waiting.remove(&connection);
         }
         self.leaving.retain(|_, waiting| !waiting.is_empty());
+    }
+
+    pub(crate) fn routed(&mut self, connection: u64, slot: Slot) {
+        if let Some(waiting) = self.coming.get_mut(&slot) {
+            waiting.remove(&connection);
+        }
+    }
+
+    /// Whether every connected proxy routes this slot.
+    pub(crate) fn is_routed(&self, slot: Slot) -> bool {
+        self.coming.get(&slot).is_none_or(BTreeSet::is_empty)
     }
 
     /// Whether a removed host's slot must not be given away yet.

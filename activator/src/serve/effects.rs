@@ -8,7 +8,7 @@ use dormouse_link::{Refusal, RunNumber};
 
 use super::ask;
 use super::commands::Reply;
-use super::driver::{Driver, Hosted};
+use super::driver::{Driver, Hosted, OVER};
 use super::replica::HostReplica;
 
 impl Driver {
@@ -25,8 +25,8 @@ impl Driver {
             Effect::Restore { ticket, slot, set_aside } => {
                 self.on_copy(ticket, slot, |copy| copy.restore(set_aside));
             }
-            Effect::PutFence(ticket, slot, _, nonce) => {
-                self.on_copy(ticket, slot, |copy| copy.put_fence(nonce));
+            Effect::PutFence(ticket, slot, txid, nonce) => {
+                self.on_copy(ticket, slot, |copy| copy.put_fence(txid, nonce));
             }
             Effect::Apply(ticket, slot, _) => self.on_copy(ticket, slot, HostReplica::apply),
             Effect::PutImage(ticket, slot, txid, nonce) => {
@@ -40,7 +40,10 @@ impl Driver {
                 self.on_copy(ticket, slot, |copy| copy.open(watcher, generation, base));
             }
             Effect::Attach(ticket, slot) => self.attach(ticket, slot),
-            Effect::Save(ticket, slot) => self.on_copy(ticket, slot, HostReplica::save),
+            Effect::Save(ticket, slot) => {
+                let deadline = *self.deadline.borrow();
+                self.on_copy(ticket, slot, |copy| copy.save(deadline));
+            }
             Effect::Abandon(slot) => self.abandon(slot),
             Effect::Spawn(ticket, slot) => self.spawn(ticket, slot),
             Effect::Publish(slot, word) => self.publish(slot, word),
@@ -53,7 +56,9 @@ impl Driver {
             Effect::Freeze(ticket, slot) => self.freeze(ticket, slot, true),
             Effect::Thaw(ticket, slot) => self.freeze(ticket, slot, false),
             // The table says none: with manual takeover no instance is stopped by time.
-            Effect::Deadline(deadline) => drop(self.deadline.send_replace(deadline)),
+            Effect::Deadline(deadline) => {
+                self.deadline.send_replace(deadline.unwrap_or(OVER));
+            }
             Effect::Retired(slot) => self.retired(slot),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
             Effect::Exit => self.ended = true,

@@ -36,7 +36,8 @@ impl Driver {
             }
         }
         for (name, counts) in by_name {
-            let name = format!("dormouse_proxy_{name}_total");
+            // Their names begin with `proxy_`.
+            let name = format!("dormouse_{name}_total");
             head(text, &name, "counter");
             for (pid, count) in counts {
                 value(text, &name, &format!("{{pid=\"{pid}\"}}"), count);

@@ -38,6 +38,12 @@ impl Paths {
         self.data.join(host)
     }
 
+    /// Position, spool and unfinished restores: outside the host's own directory, since an app must
+    /// not be able to put a link where we create a file. On the same file system, for the rename.
+    pub(crate) fn state_dir(&self, host: &str) -> PathBuf {
+        self.data.join(".state").join(host)
+    }
+
     pub(crate) fn database(&self, host: &str, app: &App) -> PathBuf {
         self.host_dir(host).join(&app.db)
     }
@@ -77,6 +83,7 @@ impl Paths {
     /// A host's directories.
     pub(crate) fn make_host(&self, host: &str) -> io::Result<()> {
         private_dir(&self.host_dir(host))?;
+        private_dir(&self.state_dir(host))?;
         let run = self.run.join(host);
         fs::create_dir_all(&run)?;
         // The proxy connects as another user.
@@ -95,7 +102,8 @@ impl Paths {
     }
 }
 
-fn private_dir(path: &Path) -> io::Result<()> {
+/// Makes a directory that only we may enter; one that is there stays as it is.
+pub(crate) fn private_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

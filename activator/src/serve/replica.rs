@@ -4,26 +4,29 @@
 //! them. The position file is written before the file that it speaks of gets its name, marked
 //! unclean: a crash between the two leaves a copy that is kept, never one that nobody knows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::time::Duration;
 
 use dormouse_core::effect::Base;
-use dormouse_core::event::{Answer, Event, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
+use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::{Deadline, Nanos};
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{App, Replication};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::CheckpointStyle;
+use dormouse_replica::follow::{self, CheckpointStyle, FollowError};
 use dormouse_replica::put::Place;
-use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
+use dormouse_replica::replica::{self as running, Replica, Settings, State, Status};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
-use dormouse_replica::{compact, inspect, position_file, spool};
+use dormouse_replica::{inspect, position_file, spool};
 use dormouse_store::AnyStore;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
-use super::driver::{Driver, Input};
+use super::driver::Driver;
+use super::keeper::{Attach, Finish, keep, saved};
+use super::paths::private_dir;
 use super::{clock, records};
 
 /// How far a host's copy has come.
@@ -37,20 +40,15 @@ enum Stage {
     Running(mpsc::Sender<Finish>),
 }
 
-/// The last sync is asked for, once.
-#[derive(Debug)]
-struct Finish {
-    reply: oneshot::Sender<Saved>,
-}
-
 /// A host's copy and replica. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct HostReplica {
-    place: Place<AnyStore>,
-    database: PathBuf,
-    state_dir: PathBuf,
+    pub(crate) place: Place<AnyStore>,
+    pub(crate) database: PathBuf,
+    pub(crate) state_dir: PathBuf,
     upload: UploadSettings,
-    sync_budget: Nanos,
+    pub(crate) sync_budget: Nanos,
+    set_wal: bool,
     stage: Arc<Mutex<Stage>>,
     /// A fence or image in the making; kept so that a repeat sends the same bytes.
     fence: Arc<Mutex<Option<Fence>>>,
@@ -65,8 +63,6 @@ pub(crate) struct ReplicaStatus {
     pub(crate) state: String,
 }
 
-/// The directory beside the database that holds position and spool.
-const STATE_DIR: &str = ".dormouse";
 /// The unfinished restore inside it.
 const UNFINISHED: &str = "restore.tmp";
 
@@ -75,7 +71,8 @@ impl HostReplica {
         store: AnyStore,
         prefix: String,
         host: &str,
-        host_dir: &std::path::Path,
+        database: PathBuf,
+        state_dir: PathBuf,
         app: &App,
         sync_budget: Nanos,
     ) -> Self {
@@ -86,10 +83,11 @@ impl HostReplica {
         };
         Self {
             place: Place { store, prefix, host: Host(host.to_owned()) },
-            database: host_dir.join(&app.db),
-            state_dir: host_dir.join(STATE_DIR),
+            database,
+            state_dir,
             upload: UploadSettings { class, ..UploadSettings::default() },
             sync_budget,
+            set_wal: app.set_wal,
             stage: Arc::default(),
             fence: Arc::default(),
             status: Arc::default(),
@@ -129,8 +127,13 @@ impl HostReplica {
 
     pub(crate) async fn inspect(self) -> Answer {
         let seen = blocking(move || {
-            std::fs::create_dir_all(&self.state_dir)
-                .map_err(|error| format!("{}: {error}", self.state_dir.display()))?;
+            // A lost disk loses the directories too.
+            for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
+                private_dir(dir.unwrap_or(Path::new("/"))).map_err(|error| error.to_string())?;
+            }
+            if self.set_wal {
+                self.switch_to_wal()?;
+            }
             inspect::inspect(&self.database, &self.state_dir).map_err(|error| error.to_string())
         });
         Answer::Inspected(seen.await)
@@ -193,7 +196,7 @@ impl HostReplica {
     }
 
     /// A fence over the unfinished file; over nothing at all, the empty database first.
-    pub(crate) async fn put_fence(self, nonce: Nonce) -> Answer {
+    pub(crate) async fn put_fence(self, txid: Txid, nonce: Nonce) -> Answer {
         let mut stage = self.stage.lock().await;
         let mut fence = self.fence.lock().await;
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
@@ -206,6 +209,10 @@ impl HostReplica {
             let Stage::Unfinished(restored) = &*stage else {
                 return failed(ReplicaProblem::Local("no unfinished file to fence".to_owned()));
             };
+            if restored.txid.next() != txid {
+                let why = format!("asked to fence {txid} over {}", restored.txid);
+                return failed(ReplicaProblem::Local(why));
+            }
             let (restored, state_dir) = (restored.clone(), self.state_dir.clone());
             let made = blocking(move || {
                 Fence::after(&restored, &state_dir, &nonce, wall_ms()).map_err(|e| e.to_string())
@@ -346,6 +353,14 @@ impl HostReplica {
         }
     }
 
+    /// Where the app's config asks for it. Before the look: what it changes is seen as a change.
+    fn switch_to_wal(&self) -> Result<(), String> {
+        match follow::switch_to_wal(&self.database) {
+            Ok(_) | Err(FollowError::Absent { .. }) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// From now on the file on disk may run ahead of the store: a crash must find a position that
     /// says so, also beside a database that does not exist yet.
     fn note_position(&self, generation: Generation, base: &Base) -> Result<(), String> {
@@ -375,15 +390,23 @@ impl HostReplica {
             let why = "the replica was not opened".to_owned();
             return Answer::Attached(Err(ReplicaProblem::Local(why)));
         };
-        let running = opened.start(*attach.deadline.borrow());
+        let running = opened.start(Some(*attach.deadline.borrow()));
         self.set_status(Some(running.watch()));
+        // An app that has made no database yet has nothing to replicate; any other that cannot be
+        // followed is refused, never silently unreplicated.
+        if let Err(why) = running.attached(ATTACH_TIMEOUT).await
+            && std::fs::symlink_metadata(&self.database).is_ok_and(|file| file.len() > 0)
+        {
+            running.abandon();
+            return Answer::Attached(Err(ReplicaProblem::Unfit(why)));
+        }
         let (finish, asked) = mpsc::channel(1);
         *stage = Stage::Running(finish);
         tokio::spawn(keep(self.clone(), running, asked, attach));
         Answer::Attached(Ok(()))
     }
 
-    pub(crate) async fn save(self) -> Answer {
+    pub(crate) async fn save(self, deadline: Deadline) -> Answer {
         let stage = std::mem::take(&mut *self.stage.lock().await);
         let unclean = |why: &str| Saved::Unclean { durable: Txid(0), why: why.to_owned() };
         let saved = match stage {
@@ -393,8 +416,12 @@ impl HostReplica {
                 finish.send(Finish { reply }).await.ok();
                 saved.await.unwrap_or_else(|_| unclean("the replica had ended"))
             }
-            // Started, never attached: what the app wrote is kept and uploaded at the next wake.
-            Stage::Opened(_) => unclean("the wake failed before the replica was attached"),
+            // Started, never attached: what the app wrote, if anything, is uploaded all the same,
+            // so that an app that cannot start does not cost a full image at every try.
+            Stage::Opened(opened) => {
+                let running = opened.start(Some(deadline));
+                saved(running.finish(self.sync_budget).await)
+            }
             Stage::Nothing | Stage::Unfinished(_) => unclean("there was no replica"),
         };
         self.set_status(None);
@@ -406,95 +433,13 @@ impl HostReplica {
         drop(std::mem::take(&mut *self.stage.lock().await));
         self.set_status(None);
     }
-
-    /// Keeps the next restore cheap; only after a visit that uploaded something.
-    async fn compact(&self, txid: Txid) {
-        let state_dir = self.state_dir.clone();
-        let loaded =
-            blocking(move || position_file::load(&state_dir).map_err(|error| error.to_string()));
-        let Ok(Some(position)) = loaded.await else { return };
-        let page_size = dormouse_replica::ltx::PageSize::new(position.page_size);
-        let (Some(page_size), true) = (page_size, position.clean) else { return };
-        let closed = compact::Closed {
-            database: self.database.clone(),
-            state_dir: self.state_dir.clone(),
-            txid,
-            page_size,
-            page_count: position.page_count,
-            timestamp_ms: wall_ms(),
-        };
-        let Ok(nonce) = spool::fresh_nonce() else { return };
-        match compact::compact(&self.place, &closed, &nonce).await {
-            Ok(done) => tracing::debug!(host = %self.place.host, ?done, "compacted"),
-            Err(error) => tracing::warn!(host = %self.place.host, %error, "not compacted"),
-        }
-    }
 }
+
+/// How long a healthy app may keep its database from being followed.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Stands for "there is no such file".
 const NO_FILE: FileId = FileId { inode: 0, size: 0, ctime_ns: 0 };
-
-/// What the keeper of a running replica needs of the driver.
-struct Attach {
-    slot: Slot,
-    inputs: mpsc::UnboundedSender<Input>,
-    deadline: watch::Receiver<Option<Deadline>>,
-}
-
-/// Owns a running replica: passes the deadline on, reports, finishes it when asked.
-async fn keep(
-    host: HostReplica,
-    mut running: Running,
-    mut asked: mpsc::Receiver<Finish>,
-    mut attach: Attach,
-) {
-    let before = running.status().durable;
-    let mut stood_down = false;
-    loop {
-        tokio::select! {
-            finish = asked.recv() => {
-                let Some(Finish { reply }) = finish else { return running.abandon() };
-                let finished = running.finish(host.sync_budget).await;
-                if finished.clean && finished.txid != before {
-                    host.compact(finished.txid).await;
-                }
-                let saved = if stood_down { Saved::StoodDown } else { saved(finished) };
-                // A driver that is gone needs no answer.
-                reply.send(saved).ok();
-                return;
-            }
-            changed = attach.deadline.changed() => {
-                if changed.is_err() {
-                    return running.abandon();
-                }
-                let deadline = *attach.deadline.borrow_and_update();
-                running.set_deadline(deadline).await;
-            }
-            Some(event) = running.event() => match event {
-                running::Event::Durable { txid, .. } => {
-                    tracing::debug!(host = %host.place.host, %txid, "durable");
-                }
-                running::Event::StoodDown { txid, was_ours } => {
-                    tracing::error!(host = %host.place.host, %txid, was_ours, "another writer");
-                    stood_down = true;
-                    attach.inputs.send(Input::Event(Event::StoodDown(attach.slot))).ok();
-                }
-                running::Event::Refused { reason } | running::Event::Stalled { reason } => {
-                    tracing::warn!(host = %host.place.host, reason, "replication does not get on");
-                }
-            },
-        }
-    }
-}
-
-fn saved(finished: running::Finished) -> Saved {
-    if !finished.clean {
-        let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
-        return Saved::Unclean { durable: finished.txid, why };
-    }
-    let etag = finished.etag;
-    Saved::Clean((finished.txid > Txid(0)).then_some(RemoteTip { txid: finished.txid, etag }))
-}
 
 fn failed(problem: ReplicaProblem) -> Answer {
     Answer::Uploaded(Uploaded::Failed(problem))
@@ -513,11 +458,11 @@ fn of_restore(error: RestoreError) -> ReplicaProblem {
     }
 }
 
-fn wall_ms() -> i64 {
+pub(crate) fn wall_ms() -> i64 {
     i64::try_from(clock::now().wall.0).unwrap_or(i64::MAX)
 }
 
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work)

@@ -42,6 +42,9 @@ impl Driver {
         };
         // Started here, not in the task: from now on a kill must find it.
         let Launch { nursery, start, socket, health, limit } = launch;
+        let former = self.hosted(slot).and_then(|hosted| hosted.instance.as_ref());
+        let left = former.is_some_and(Instance::is_left);
+        assert!(!left, "invariant 9: a start while an earlier instance is left");
         let host = start.host.clone();
         let log = start.log.clone();
         match nursery.start(start) {

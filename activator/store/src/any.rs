@@ -13,6 +13,16 @@ pub enum AnyStore {
     Directory(DirectoryStore),
 }
 
+impl AnyStore {
+    /// What tells this store from another at the same place, where it can be told.
+    #[must_use]
+    pub fn identity(&self) -> Option<&str> {
+        match self {
+            Self::Directory(store) => Some(store.identity()),
+        }
+    }
+}
+
 impl Store for AnyStore {
     fn layout(&self) -> Layout {
         match self {

@@ -26,10 +26,14 @@ const ATTRIBUTE: &str = "user.dormouse";
 const PRIVATE: &str = ".dormouse-store";
 const LOCK_FILES: u64 = 64;
 
+/// Name of the store's identity inside [`PRIVATE`].
+const ID: &str = "id";
+
 /// A store in a directory. Clones share it.
 #[derive(Clone, Debug)]
 pub struct DirectoryStore {
     root: Arc<Path>,
+    id: Arc<str>,
 }
 
 /// Why a directory cannot be a store.
@@ -90,10 +94,30 @@ impl DirectoryStore {
         };
         fs::hard_link(&scratch.path, &link.path)
             .map_err(|_| DirectoryError::NoLinks { path: root.to_owned() })?;
-        Ok(Self { root: root.into() })
+        let id = identity(&root.join(PRIVATE), &scratch).map_err(io)?;
+        Ok(Self { root: root.into(), id: id.into() })
     }
 
+    /// Random, made with the store: a directory whose disk is not mounted is another store.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether the directory still is this store. An absent disk must never look like absent keys.
+    fn check_present(&self) -> io::Result<()> {
+        match fs::read_to_string(self.root.join(PRIVATE).join(ID)) {
+            Ok(id) if id == *self.id => Ok(()),
+            Ok(_) | Err(_) => Err(io::Error::other(format!(
+                "{} is not the store that was opened: is its disk mounted?",
+                self.root.display()
+            ))),
+        }
+    }
+
+    /// Where a key is; every operation comes through here.
     fn path(&self, key: &str) -> io::Result<PathBuf> {
+        self.check_present()?;
         let clean = !key.is_empty()
             && key.split('/').all(|part| {
                 !matches!(part, "" | "." | "..") && part != PRIVATE && !part.contains('\0')
@@ -210,6 +234,7 @@ impl DirectoryStore {
     }
 
     fn walk(&self, prefix: &str, start_after: Option<&str>) -> io::Result<ListPage> {
+        self.check_present()?;
         let mut page = ListPage::default();
         let mut walk = Walk { prefix, start_after, page: &mut page };
         walk.dir(&self.root, "")?;
@@ -323,6 +348,20 @@ fn make_dirs(root: &Path, dir: &Path) -> io::Result<()> {
 
 fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+/// The identity that is there, or a new one; of two makers one wins.
+fn identity(private: &Path, scratch: &Scratch) -> io::Result<String> {
+    let path = private.join(ID);
+    if !path.exists() {
+        fs::write(&scratch.path, random_text()?)?;
+        scratch.file.sync_all()?;
+        match fs::hard_link(&scratch.path, &path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => sync_dir(private)?,
+        }
+    }
+    fs::read_to_string(path)
 }
 
 /// Full disks and faults heal; a key that cannot be one, or missing rights, do not.
@@ -446,6 +485,32 @@ mod tests {
         assert_eq!(store.list("", None).await.unwrap().entries, []);
         DirectoryStore::open(dir.path()).unwrap();
         assert!(!left.exists());
+    }
+
+    #[tokio::test]
+    async fn a_store_whose_disk_is_gone_never_looks_empty() {
+        let (dir, store) = store();
+        let root = dir.path().join("root");
+        let aside = dir.path().join("aside");
+        drop(store);
+        let store = DirectoryStore::open(&root).unwrap();
+        fs::rename(&root, &aside).unwrap();
+        for _ in 0..2 {
+            let got = store.get("k").await.unwrap_err();
+            assert!(
+                matches!(&got, ReadError::Broken { why, .. } if why.contains("mounted")),
+                "{got}"
+            );
+            assert!(matches!(store.list("", None).await, Err(ReadError::Broken { .. })));
+            let put = store.put("k", Body::from(vec![1]), Condition::None, Metadata::new());
+            assert!(matches!(put.await, PutOutcome::Broken { .. }));
+            // The second time another store is there.
+            let other = DirectoryStore::open(&root).unwrap();
+            assert_ne!(other.identity(), store.identity());
+        }
+        fs::remove_dir_all(&root).unwrap();
+        fs::rename(&aside, &root).unwrap();
+        assert!(matches!(store.get("k").await, Err(ReadError::NotFound { .. })));
     }
 
     #[tokio::test]

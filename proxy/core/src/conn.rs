@@ -158,14 +158,15 @@ impl Conn {
         self.draining = true;
     }
 
-    /// Sends the held request to an upstream; `pooled` when that has served others before.
-    pub fn forward(&mut self, pooled: bool) {
+    /// Sends the held request to an upstream; on the `first_try` it may be asked
+    /// for once more ([`Step::Retry`]).
+    pub fn forward(&mut self, first_try: bool) {
         match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Held { request, body } => {
                 self.from_upstream.clear();
                 self.to_upstream.clear();
                 self.to_upstream.tail().extend_from_slice(&self.head);
-                self.phase = Phase::Exchange(Exchange::new(request, body, pooled));
+                self.phase = Phase::Exchange(Exchange::new(request, body, first_try));
             }
             other @ (Phase::Head
             | Phase::Exchange(_)
@@ -431,3 +432,7 @@ impl Conn {
         Some(Step::Wait)
     }
 }
+
+#[cfg(test)]
+#[path = "conn_tests.rs"]
+mod tests;

@@ -58,20 +58,20 @@ pub(crate) struct Exchange {
     upstream: Ending,
     /// The upstream takes nothing more.
     pub(crate) upstream_deaf: bool,
-    pooled: bool,
+    first_try: bool,
     /// Bytes of the body were sent that [`Conn`](crate::Conn) does not keep.
     unrepeatable: bool,
 }
 
 impl Exchange {
-    pub(crate) fn new(request: Request, body: Body, pooled: bool) -> Self {
+    pub(crate) fn new(request: Request, body: Body, first_try: bool) -> Self {
         Self {
             request,
             body,
             stage: Stage::Awaiting { interim: false },
             upstream: Ending::Open,
             upstream_deaf: false,
-            pooled,
+            first_try,
             unrepeatable: false,
         }
     }
@@ -203,7 +203,7 @@ impl Exchange {
         };
         if self.has_begun() {
             Progress::Cut
-        } else if said_nothing && self.pooled && idempotent && !self.unrepeatable {
+        } else if said_nothing && self.first_try && idempotent && !self.unrepeatable {
             Progress::Again
         } else {
             Progress::Failed { answer: Answer::BAD_GATEWAY, close: self.must_close() }

@@ -66,6 +66,9 @@ pub fn parse(
     peer: &Peer,
     out: &mut Vec<u8>,
 ) -> Result<Option<(Request, usize)>, Reject> {
+    if buffer == b"\r" {
+        return Ok(None);
+    }
     // At most one empty line may stand before a request (RFC 9112 section 2.2).
     let skipped = if buffer.starts_with(b"\r\n") { 2 } else { 0 };
     let input = buffer.get(skipped..).unwrap_or_default();
@@ -78,6 +81,8 @@ pub fn parse(
     let length = match parsed.parse_with_uninit_headers(input, allowed) {
         Ok(Status::Complete(length)) => length,
         Ok(Status::Partial) => return Ok(None),
+        // What stands in the version's place is known only when the line has ended.
+        Err(httparse::Error::Version) if !input.contains(&b'\n') => return Ok(None),
         Err(error) => return Err(reject_of(error, input)),
     };
     let head = input.get(..length).unwrap_or(input);

@@ -55,7 +55,8 @@ pub struct RouteLimits {
 /// From the activator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToProxy {
-    /// A host lives at a slot; sent again when its limits change.
+    /// A host lives at a slot; sent again when its limits change. Answered by
+    /// [`ToActivator::RouteAck`] when it comes after [`ToProxy::RoutesDone`].
     Route {
         /// Its slot.
         slot: Slot,
@@ -101,6 +102,11 @@ pub enum ToActivator {
     TableAck {
         /// The table.
         table: TableId,
+    },
+    /// Every loop knows the route that was sent after [`ToProxy::RoutesDone`].
+    RouteAck {
+        /// Its slot.
+        slot: Slot,
     },
     /// No loop uses this slot for that host any more: it may go to another host.
     UnrouteAck {
@@ -226,6 +232,7 @@ mod tests {
         let slot = Slot(1);
         for message in [
             ToActivator::TableAck { table: TableId(9) },
+            ToActivator::RouteAck { slot },
             ToActivator::UnrouteAck { slot },
             ToActivator::Wake { slot },
             ToActivator::InstanceGone { slot, run: RunNumber(4) },

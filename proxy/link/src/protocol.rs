@@ -164,7 +164,7 @@ pub fn leave(counters: &Counters, now_ns: u64) {
     // Before the subtraction: who reads zero must see the stamp, or a host looks idle too early.
     counters.last_out_ns.fetch_max(now_ns, Ordering::Relaxed);
     let before = counters.inflight.fetch_sub(1, Ordering::Release);
-    debug_assert_ne!(before, 0, "inv 8: a request left that never entered");
+    debug_assert_ne!(before, 0, "invariant 8: a request left that never entered");
 }
 
 /// Proxy: looks at the word for a request that is not counted (a sidecar's).

@@ -78,7 +78,7 @@ impl Word {
             Self::Stopping { run } => (3, run.0),
             Self::Refusing { reason } => (4, u64::from(reason.code())),
         };
-        assert!(payload <= RUN_MAX, "inv 8: run number {payload} does not fit a word");
+        assert!(payload <= RUN_MAX, "invariant 8: run number {payload} does not fit a word");
         (kind << KIND_SHIFT) | payload
     }
 

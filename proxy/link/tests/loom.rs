@@ -123,7 +123,7 @@ fn no_waiter_is_lost() {
             let answered = each.saw_awake.load(Ordering::Acquire)
                 || each.notice.load(Ordering::Acquire)
                 || posted;
-            assert!(answered, "inv 5: a waiter that nobody answers");
+            assert!(answered, "invariant 5: a waiter that nobody answers");
         }
     });
 }

@@ -62,10 +62,17 @@ async fn write<S: Stream>(stream: &mut S, bytes: &[u8]) {
     poll_fn(|cx| stream.poll_write(cx, &mut from)).await.unwrap();
 }
 
-/// Lets the loop park, which is when a ring submits, until `done` says so.
-async fn until(mut done: impl FnMut() -> bool) {
+/// One byte through the engine: whatever was queued before it has reached the kernel then.
+async fn round_trip<E: Engine>(engine: E) {
+    let (mut ours, mut theirs) = pair(engine);
+    theirs.write_all(b"x").unwrap();
+    assert_eq!(read(&mut ours, 1).await, b"x");
+}
+
+/// Gives the engine its turns until `done` says so.
+async fn until<E: Engine>(engine: E, mut done: impl FnMut() -> bool) {
     while !done() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        round_trip(engine).await;
     }
 }
 
@@ -92,15 +99,15 @@ async fn drop_with_read_in_flight<E: Engine>(engine: E) {
         let first = poll_fn(|cx| Poll::Ready(ours.poll_read(cx, &mut into, 16))).await;
         assert!(first.is_pending());
         // The read reaches the kernel before the stream goes.
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        round_trip(engine).await;
         drop(ours);
         theirs.set_nonblocking(true).unwrap();
         others.push(theirs);
     }
     for mut theirs in others {
-        until(|| matches!(theirs.read(&mut [0]), Ok(0))).await;
+        until(engine, || matches!(theirs.read(&mut [0]), Ok(0))).await;
     }
-    until(|| open() <= before).await;
+    until(engine, || open() <= before).await;
 }
 
 #[test]
@@ -121,12 +128,12 @@ async fn full_backlog<E: Engine>(engine: E) {
             tokio::task::spawn_local(async move { connect_unix(engine, &path).await.map(drop) })
         })
         .collect();
-    // A timer fires while they wait: the thread is free.
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    // Bytes pass while they wait: the loop's thread is free.
+    round_trip(engine).await;
     assert!(threads() <= before + 2, "connects must not hold threads");
     listener.set_nonblocking(true).unwrap();
     for each in waiting {
-        until(|| {
+        until(engine, || {
             drop(listener.accept());
             each.is_finished()
         })

@@ -9,6 +9,7 @@ pub mod edge;
 pub mod edge_backend;
 pub mod edge_cases;
 pub mod edge_peer;
+pub mod kills;
 pub mod wait;
 pub mod world;
 

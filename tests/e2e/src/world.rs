@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -136,6 +137,8 @@ impl World {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
+            // Ctrl-C at a terminal reaches the one who plays, who then ends these in order.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("{program} in {}", self.bin.display()))
     }
@@ -275,8 +278,18 @@ impl World {
 
     /// Removes the local copy of a sleeping host, as when a box is lost.
     pub fn lose_copy(&self, host: &str) -> Result<()> {
-        fs::remove_dir_all(self.path("data").join(host))?;
+        for folder in ["data", "data/.state"] {
+            fs::remove_dir_all(self.path(folder).join(host))?;
+        }
         Ok(())
+    }
+
+    /// All names in the guestbook's database, oldest first, read from the file itself.
+    pub fn names_all(&self, host: &str) -> Result<Vec<String>> {
+        let database = rusqlite::Connection::open(self.database(host))?;
+        let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
+        let names = statement.query_map([], |row| row.get(0))?;
+        Ok(names.collect::<rusqlite::Result<_>>()?)
     }
 
     /// A log of the world.

@@ -1,7 +1,7 @@
 //! The proxy as a process: its sockets, its config, its time-outs, its log.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use dormouse_e2e::binary;
 use dormouse_e2e::edge::{Answer, ENGINES, Proxy, strace};
 use dormouse_e2e::edge_backend::Backend;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 fn plain(dir: &tempfile::TempDir, extra: &str) -> (Backend, String) {
     let backend = Backend::default();
@@ -144,6 +146,24 @@ fn an_upgraded_connection_half_closes_both_ways() {
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
         assert!(body == format!("HELLO{sent}"), "{} bytes came back", body.len());
     }
+}
+
+#[test]
+fn a_log_that_nobody_reads_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_backend, config) = plain(&dir, "");
+    let config = format!("{config}[[edge.listen]]\nname = \"http\"\naddress = \"127.0.0.1:0\"\n");
+    let path = dir.path().join("proxy.toml");
+    std::fs::write(&path, config).unwrap();
+    let mut command = Command::new(binary("dormouse-proxy").unwrap());
+    let mut child = command.arg("--config").arg(&path).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("serving")));
+    drop(lines);
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    // It logs its drain into a pipe without a reader, and ends all the same.
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use dormouse_core::Core;
+use dormouse_core::effect::Effect;
+use dormouse_core::event::Line;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
 use dormouse_e2e::{binary, client};
@@ -63,6 +66,35 @@ fn a_killed_activator_goes_on_in_its_session_and_stops_what_it_left() -> Result<
     let after = world.host(HOST)?;
     ensure!(after["run"].as_u64() > before["run"].as_u64(), "runs only rise");
     ensure!(after["generation"].as_u64() > before["generation"].as_u64(), "generations only rise");
+    world.stop()
+}
+
+#[test]
+fn an_event_log_replays_to_the_very_same_end() -> Result<()> {
+    let mut world = world("300ms")?;
+    world.sign(HOST, "one")?;
+    world.wait_state(HOST, "asleep")?;
+    world.sign(HOST, "two")?;
+    world.end_activator(Signal::SIGTERM)?;
+    let log = std::fs::read_to_string(world.path("data/events.log"))?;
+    let mut core: Option<Core> = None;
+    let mut effects = Vec::new();
+    for line in log.lines() {
+        match serde_json::from_str(line)? {
+            Line::Settings(settings) => core = Some(Core::new(settings)),
+            Line::Step(now, event) => {
+                if let Some(core) = &mut core {
+                    core.step(now, event, &mut effects);
+                }
+            }
+        }
+    }
+    let core = core.context("settings come first")?;
+    ensure!(effects.last() == Some(&Effect::Exit), "it ended: {:?}", effects.last());
+    ensure!(core.counters().get("wakes") == 2 && core.counters().get("stale_answers") == 0);
+    let spawned = effects.iter().filter(|effect| matches!(effect, Effect::Spawn(..))).count();
+    ensure!(spawned == 2, "{spawned} starts");
+    world.start_activator()?;
     world.stop()
 }
 

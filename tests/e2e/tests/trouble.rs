@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use dormouse_e2e::binary;
-use dormouse_e2e::world::{Plan, World};
+use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{PATIENCE, Plan, World};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 
@@ -74,16 +75,36 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
 }
 
 #[test]
+fn an_app_that_cannot_start_costs_no_upload_and_loses_nothing() -> Result<()> {
+    let world = world_with("[app.bad]\ncommand = [\"/bin/sh\", \"-c\", \"exit 3\"]\n")?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    world.wait_state(HOST, "asleep")?;
+    let before = level_0(&world)?;
+    world.dormouse(&["rm", HOST])?;
+    world.add(HOST, "bad")?;
+    for _ in 0..2 {
+        refused(&world, "broken")?;
+        world.wait_state(HOST, "asleep")?;
+    }
+    ensure!(level_0(&world)? == before, "{:?}", level_0(&world)?);
+    world.dormouse(&["rm", HOST])?;
+    world.add(HOST, "guestbook")?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
 fn a_corrupt_or_torn_replica_refuses_to_start_the_host() -> Result<()> {
-    let flipped = |bytes: &mut Vec<u8>| {
+    type Damage = fn(&mut Vec<u8>);
+    let flipped: Damage = |bytes| {
         // In the file's checksum: a flip inside a compressed page may not change the page.
         if let Some(last) = bytes.last_mut() {
             *last ^= 0x40;
         }
     };
-    let torn = |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2);
-    let damages: [&dyn Fn(&mut Vec<u8>); 2] = [&flipped, &torn];
-    for damage in damages {
+    let torn: Damage = |bytes| bytes.truncate(bytes.len() / 2);
+    for damage in [flipped, torn] {
         let world = asleep_with(&["one", "two"])?;
         world.lose_copy(HOST)?;
         let files = level_0(&world)?;
@@ -129,6 +150,41 @@ fn a_replica_that_vanished_is_never_replaced_by_an_empty_database() -> Result<()
     world.start_activator()?;
     refused(&world, "replica-damaged")?;
     ensure!(!world.database(HOST).exists());
+    world.stop()
+}
+
+#[test]
+fn a_store_outage_stops_no_app_and_everything_is_uploaded_afterwards() -> Result<()> {
+    let world = world_with("[session]\nttl = \"1s\"\nmargin = \"300ms\"\n")?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "before")?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    until(PATIENCE, "the session cannot be renewed", || {
+        world.sign(HOST, "during")?;
+        Ok(world.status()?["session"] == "unrenewed")
+    })?;
+    until(PATIENCE, "the host is seen to lag", || Ok(world.host(HOST)?["lag_ms"] != 0))?;
+    let rows = world.names(HOST)?;
+    fs::rename(&aside, &store)?;
+    world.wait_state(HOST, "asleep")?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == rows, "everything was uploaded");
+    world.stop()
+}
+
+#[test]
+fn another_store_at_the_same_place_is_refused() -> Result<()> {
+    let mut world = asleep_with(&["one"])?;
+    world.end_activator(Signal::SIGTERM)?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    let log = world.activator_refuses()?;
+    ensure!(log.contains("is its disk mounted"), "{log}");
+    fs::remove_dir_all(&store)?;
+    fs::rename(&aside, &store)?;
+    world.start_activator()?;
+    ensure!(world.names(HOST)? == ["one"]);
     world.stop()
 }
 
@@ -220,8 +276,8 @@ impl Drop for SmallDisk {
 fn a_full_disk_during_a_restore_is_a_clear_error_and_the_host_comes_back() -> Result<()> {
     let world = asleep_with(&["one"])?;
     world.lose_copy(HOST)?;
-    let disk = SmallDisk::at(world.path("data").join(HOST), "size=64k")?;
-    let filler = world.path("data").join(HOST).join("filler");
+    let disk = SmallDisk::at(world.path("data/.state").join(HOST), "size=64k")?;
+    let filler = world.path("data/.state").join(HOST).join("filler");
     // As much as fits: the write that fails is the point.
     fs::write(&filler, vec![0; 128 * 1024]).unwrap_err();
     refused(&world, "wake-failed")?;
@@ -237,15 +293,14 @@ fn a_full_disk_during_a_restore_is_a_clear_error_and_the_host_comes_back() -> Re
 fn a_read_only_data_directory_is_a_clear_error_and_nothing_is_lost() -> Result<()> {
     let world = asleep_with(&["one"])?;
     world.lose_copy(HOST)?;
-    let disk = SmallDisk::at(world.path("data").join(HOST), "size=8m")?;
+    let disk = SmallDisk::at(world.path("data/.state").join(HOST), "size=8m")?;
     disk.read_only(true)?;
     refused(&world, "wake-failed")?;
     let said = problem(&world)?;
     ensure!(said.contains("Read-only"), "{said}");
-    disk.read_only(false)?;
+    drop(disk);
     world.wait_state(HOST, "asleep")?;
     ensure!(world.names(HOST)? == ["one"]);
-    drop(disk);
     world.stop()
 }
 

@@ -50,7 +50,7 @@ fn judge(edges: &BTreeMap<&str, Vec<&str>>) -> Vec<Finding> {
         for dependency in dependencies {
             let mut find = |why: &str| {
                 let says = format!("may not depend on {dependency}: {why}");
-                findings.push(Finding::new("edge", name, says));
+                findings.push(Finding::new("edge", name, &says));
             };
             if BINARIES.contains(dependency) {
                 find("nothing depends on a binary");

@@ -22,7 +22,7 @@ pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
 fn check_one(source: &Source) -> Vec<Finding> {
     let path = source.path.as_str();
     let mut findings = Vec::new();
-    let mut find = |rule: &str, says: String| findings.push(Finding::new(rule, path, says));
+    let mut find = |rule: &str, says: String| findings.push(Finding::new(rule, path, &says));
     let lines: Vec<&str> = source.text.lines().collect();
     if lines.len() > FILE_LINES_MAX {
         find("file-size", format!("{} lines, at most {FILE_LINES_MAX}", lines.len()));

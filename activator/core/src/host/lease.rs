@@ -213,6 +213,8 @@ impl HostEntry {
     fn own(&mut self, wake: Wake, put: LeasePut, etag: ETag, ctx: &mut Context<'_>) {
         ctx.shared.counters.add("leases_taken");
         let LeasePut { record, before, .. } = put;
+        let former = before.as_ref().map_or(Generation(0), |before| before.generation);
+        assert!(record.generation > former, "invariant 2: a generation that does not rise");
         self.tip = match &before {
             None => Tip::Known(None),
             Some(before) => match before.state {

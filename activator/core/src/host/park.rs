@@ -10,6 +10,7 @@ use crate::record::{HostRecord, HostState, Owner};
 impl HostEntry {
     /// Gives the lease back; false when there is nothing that may be given back.
     pub(crate) fn release(&mut self, ctx: &mut Context<'_>) -> bool {
+        assert!(self.is_at_rest(), "invariant 4: a release while something may run");
         let Lease::Owned { record, etag, .. } = &self.lease else { return false };
         // Unclean: the record stays owned, so that the next owner fences it.
         let Tip::Known(saved) = self.tip.clone() else { return false };

@@ -161,6 +161,16 @@ impl Database {
 
     /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
     /// the app holds on.
+    /// Sets the mode that is kept in the file's header.
+    pub(crate) fn switch_to_wal(&self) -> Result<(), FollowError> {
+        let fail = |error| FollowError::sqlite(&self.path, "switch to WAL", error);
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let conn = Connection::open_with_flags(&self.path, flags).map_err(fail)?;
+        let mode: String =
+            conn.query_row("PRAGMA journal_mode = wal", (), |row| row.get(0)).map_err(fail)?;
+        if mode == "wal" { Ok(()) } else { Err(FollowError::NotWal { path: self.path.clone() }) }
+    }
+
     pub(crate) fn barrier(&self, conn: &mut Connection) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "write barrier", error);
         conn.busy_handler(Some(wait_for_gap)).map_err(fail)?;

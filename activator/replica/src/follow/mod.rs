@@ -112,6 +112,17 @@ pub struct SpooledFile {
     pub page_count: u32,
 }
 
+/// Switches a database that no app has open to WAL mode; true when it was in another mode, and the
+/// next L0 must therefore be a full image. Blocks.
+pub fn switch_to_wal(path: &Path) -> Result<bool, FollowError> {
+    let database = Database::open(path)?;
+    match database.wal_page_size() {
+        Ok(_) => Ok(false),
+        Err(FollowError::NotWal { .. }) => database.switch_to_wal().map(|()| true),
+        Err(other) => Err(other),
+    }
+}
+
 /// Follows one database.
 #[derive(Debug)]
 pub struct Follower {

@@ -162,6 +162,12 @@ mod tests {
     }
 
     #[test]
+    fn the_example_config_is_a_good_one() {
+        let config = load(include_str!("../../../../deploy/dormouse.toml"), &[]).unwrap();
+        assert!(config.store.is_some() && config.apps.contains_key("guestbook"));
+    }
+
+    #[test]
     fn an_unknown_key_is_refused_by_name_with_what_is_allowed() {
         let error = load("[edge]\nlisten_on = 80\n", &[]).unwrap_err();
         assert!(error.contains("dormouse.toml"), "{error}");

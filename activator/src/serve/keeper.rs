@@ -1,0 +1,105 @@
+//! The keeper of a running replica: a task a host that passes the deadline on, reports what
+//! happens, and finishes the replica when the host sleeps.
+
+use dormouse_core::event::{Event, Saved};
+use dormouse_core::ids::{Slot, Txid};
+use dormouse_core::position::RemoteTip;
+use dormouse_core::time::Deadline;
+use dormouse_replica::replica::{self as running, Running};
+use dormouse_replica::{compact, position_file, spool};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::driver::Input;
+use super::replica::{HostReplica, blocking, wall_ms};
+
+/// The last sync is asked for, once.
+#[derive(Debug)]
+pub(crate) struct Finish {
+    pub(crate) reply: oneshot::Sender<Saved>,
+}
+
+/// What the keeper of a running replica needs of the driver.
+pub(crate) struct Attach {
+    pub(crate) slot: Slot,
+    pub(crate) inputs: mpsc::UnboundedSender<Input>,
+    pub(crate) deadline: watch::Receiver<Deadline>,
+}
+
+/// Owns a running replica: passes the deadline on, reports, finishes it when asked.
+pub(crate) async fn keep(
+    host: HostReplica,
+    mut running: Running,
+    mut asked: mpsc::Receiver<Finish>,
+    mut attach: Attach,
+) {
+    let before = running.status().durable;
+    let mut stood_down = false;
+    loop {
+        tokio::select! {
+            finish = asked.recv() => {
+                let Some(Finish { reply }) = finish else { return running.abandon() };
+                let finished = running.finish(host.sync_budget).await;
+                if finished.clean && finished.txid != before {
+                    compact_closed(&host, finished.txid).await;
+                }
+                let saved = if stood_down { Saved::StoodDown } else { saved(finished) };
+                // A driver that is gone needs no answer.
+                reply.send(saved).ok();
+                return;
+            }
+            changed = attach.deadline.changed() => {
+                if changed.is_err() {
+                    return running.abandon();
+                }
+                let deadline = *attach.deadline.borrow_and_update();
+                running.set_deadline(Some(deadline)).await;
+            }
+            Some(event) = running.event() => match event {
+                running::Event::Durable { txid, .. } => {
+                    tracing::debug!(host = %host.place.host, %txid, "durable");
+                }
+                running::Event::StoodDown { txid, was_ours } => {
+                    tracing::error!(host = %host.place.host, %txid, was_ours, "another writer");
+                    stood_down = true;
+                    attach.inputs.send(Input::Event(Event::StoodDown(attach.slot))).ok();
+                }
+                running::Event::Refused { reason } | running::Event::Stalled { reason } => {
+                    tracing::warn!(host = %host.place.host, reason, "replication does not get on");
+                }
+            },
+        }
+    }
+}
+
+/// How a finished replica ended, as the core knows it.
+pub(crate) fn saved(finished: running::Finished) -> Saved {
+    if !finished.clean {
+        let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
+        return Saved::Unclean { durable: finished.txid, why };
+    }
+    let etag = finished.etag;
+    Saved::Clean((finished.txid > Txid(0)).then_some(RemoteTip { txid: finished.txid, etag }))
+}
+
+/// Keeps the next restore cheap; only after a visit that uploaded something.
+async fn compact_closed(host: &HostReplica, txid: Txid) {
+    let state_dir = host.state_dir.clone();
+    let loaded =
+        blocking(move || position_file::load(&state_dir).map_err(|error| error.to_string()));
+    let Ok(Some(position)) = loaded.await else { return };
+    let page_size = dormouse_replica::ltx::PageSize::new(position.page_size);
+    let (Some(page_size), true) = (page_size, position.clean) else { return };
+    let closed = compact::Closed {
+        database: host.database.clone(),
+        state_dir: host.state_dir.clone(),
+        txid,
+        page_size,
+        page_count: position.page_count,
+        timestamp_ms: wall_ms(),
+    };
+    let Ok(nonce) = spool::fresh_nonce() else { return };
+    match compact::compact(&host.place, &closed, &nonce).await {
+        Ok(done) => tracing::debug!(host = %host.place.host, ?done, "compacted"),
+        Err(error) => tracing::warn!(host = %host.place.host, %error, "not compacted"),
+    }
+}
