@@ -209,8 +209,8 @@ fn table() -> String {
             let (mut core, mut effects) = (core.clone(), Vec::new());
             act(&mut core, now, &mut effects);
             let done: Vec<String> = effects.iter().map(name).collect();
-            table.push_str(&format!("  {input:<15} {:<21} {}", label(&core), done.join(", ")));
-            table.truncate(table.trim_end().len());
+            let line = format!("  {input:<15} {:<21} {}", label(&core), done.join(", "));
+            table.push_str(line.trim_end());
             table.push('\n');
         }
     }
@@ -219,12 +219,16 @@ fn table() -> String {
 
 /// An effect by its name; words, records and reasons with theirs.
 fn name(effect: &Effect) -> String {
-    let text = match effect {
-        Effect::Publish(_, word) => format!("Publish {word:?}"),
-        Effect::Refuse(_, failure) => format!("Refuse {:?}", failure.reason),
-        Effect::Get(_, key) => format!("Get {key:?}"),
-        Effect::Put(_, key, ..) => format!("Put {key:?}"),
-        effect => format!("{effect:?}"),
+    let text = if let Effect::Publish(_, word) = effect {
+        format!("Publish {word:?}")
+    } else if let Effect::Refuse(_, failure) = effect {
+        format!("Refuse {:?}", failure.reason)
+    } else if let Effect::Get(_, key) = effect {
+        format!("Get {key:?}")
+    } else if let Effect::Put(_, key, ..) = effect {
+        format!("Put {key:?}")
+    } else {
+        format!("{effect:?}")
     };
     let short = |c: &char| c.is_ascii_alphanumeric() || *c == ' ';
     text.chars().take_while(short).collect::<String>().trim().into()

@@ -258,12 +258,11 @@ impl World {
     }
 
     fn conclude(&mut self, b: BoxIndex, slot: Slot, number: u64, over: bool) {
-        let over = over || self.breaks(Sabotage::SaveUnknown);
-        let pretend = self.breaks(Sabotage::SaveUnknown);
+        let pretend = self.breaks(Sabotage::SaveUnknown) && self.ledger.leaving.contains(&b);
         let Some(host) = self.host_at(b, slot) else { return };
         let Some(running) = self.running(b, slot, number) else { return };
         let settled = running.uploader.is_settled() || pretend && running.file.is_some();
-        let Some(ticket) = running.saving.filter(|_| settled || over && !pretend) else { return };
+        let Some(ticket) = running.saving.filter(|_| settled || over) else { return };
         running.saving = None;
         let (tip, generation) = (running.tip(), running.start.generation);
         let saved = if settled {

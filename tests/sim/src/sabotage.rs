@@ -21,7 +21,7 @@ pub enum Sabotage {
     SpoolUnsynced,
     /// A stop is answered as proven at once, when the box leaves.
     ReleaseUnproven,
-    /// A final sync with an unknown upload says clean.
+    /// A final sync with an unknown upload says clean, when the box leaves.
     SaveUnknown,
     /// What an earlier activator left running is not looked for.
     LeftoverIgnored,

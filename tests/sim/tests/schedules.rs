@@ -29,7 +29,7 @@ fn the_host() -> Host {
 
 /// A request that writes, served; what it wrote is durable a little later.
 fn write(world: &mut World, b: BoxIndex) {
-    let id = world.request(b, &the_host(), true).unwrap();
+    let Some(id) = world.request(b, &the_host(), true) else { panic!("no proxy") };
     world.run_while(40 * S, |w| w.requests.get(&id).is_none_or(|r| r.ended.is_some()));
     let ended = world.requests.get(&id).and_then(|request| request.ended);
     assert_eq!(ended, Some(Ended::Served), "{}", story(world));
