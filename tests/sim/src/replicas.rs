@@ -69,7 +69,7 @@ impl World {
     pub fn attach(&mut self, b: BoxIndex, slot: Slot) -> Result<(), ReplicaProblem> {
         let now = self.boxes[b].clock.now(self.time);
         let number = self.number();
-        let class = if self.rng.chance(300) {
+        let class = if self.rng.chance(self.plan.batched) {
             Class::Batched { every: Nanos::from_secs(10) }
         } else {
             Class::Stream

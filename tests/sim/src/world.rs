@@ -148,6 +148,8 @@ pub struct Plan {
     pub idle: Time,
     /// With a frozen tier: how long before the stop.
     pub frozen: Option<Time>,
+    /// Replicas in a thousand that gather for a while before they upload.
+    pub batched: u64,
     /// Length of the stormy part.
     pub storm: Time,
     /// Faults of the network in a thousand requests.
@@ -166,6 +168,7 @@ impl Plan {
             tags: if rng.chance(500) { Tags::Random } else { Tags::Content },
             idle: rng.between(5, 40) * S,
             frozen: if rng.chance(300) { Some(rng.between(2, 20) * S) } else { None },
+            batched: 300,
             storm: rng.between(120, 500) * S,
             faults: if rng.chance(200) { 0 } else { rng.between(5, 200) },
             wrong_words: rng.chance(300),
@@ -182,6 +185,7 @@ impl Plan {
             tags: Tags::Random,
             idle: 10 * S,
             frozen: None,
+            batched: 0,
             storm: 0,
             faults: 0,
             wrong_words: false,
