@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::{Row, quantile};
 use crate::shell::{cargo, run as run_command};
@@ -111,7 +111,9 @@ fn measure(
     let mut seen: BTreeMap<&'static str, Vec<Figures>> = BTreeMap::new();
     for _ in 0..rounds {
         for target in targets {
-            seen.entry(target.name).or_default().push(once(case, target, span, rate)?);
+            let figures = once(case, target, span, rate)
+                .with_context(|| format!("{} with {}", case.name, target.name))?;
+            seen.entry(target.name).or_default().push(figures);
         }
     }
     let median = |all: &Vec<Figures>| {
