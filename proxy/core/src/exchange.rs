@@ -216,9 +216,13 @@ impl Exchange {
         };
         if !from.is_empty() {
             let room = HIGH_WATER.saturating_sub(to.len());
-            match body.feed(from.data(), to.tail(), room) {
-                Ok(read) => from.consume(read),
-                Err(_) => return Progress::Cut,
+            if from.len() <= room && to.is_vacant() && body.pass(from.len()) {
+                from.move_to(to);
+            } else {
+                match body.feed(from.data(), to.tail(), room) {
+                    Ok(read) => from.consume(read),
+                    Err(_) => return Progress::Cut,
+                }
             }
         }
         if !body.is_done() && from.is_empty() {
