@@ -255,6 +255,16 @@ pub(crate) struct Context<'a> {
     pub(crate) fx: &'a mut Vec<Effect>,
 }
 
+impl LeaseStep {
+    /// Whether a write was sent whose outcome is not definite.
+    const fn is_sent(&self) -> bool {
+        match self {
+            Self::Putting { .. } | Self::Checking { .. } | Self::Pausing { .. } => true,
+            Self::AwaitSession | Self::Reading | Self::OwnerSession { .. } => false,
+        }
+    }
+}
+
 /// How long a waiter of a host that lives elsewhere should stay away: TTL + 1 s.
 fn elsewhere_retry(shared: &Shared) -> Nanos {
     Nanos(shared.settings.ttl.0.saturating_add(crate::time::SECOND_NS))
@@ -284,6 +294,11 @@ impl HostEntry {
     pub(crate) fn ticket(&mut self) -> Ticket {
         self.attempt = Attempt(self.attempt.0.saturating_add(1));
         Ticket { subject: Subject::Host(self.slot), attempt: self.attempt }
+    }
+
+    /// Whether it is to be let go: by a removal, or with the activator.
+    fn is_going(&self, ctx: &Context<'_>) -> bool {
+        self.removed || ctx.shared.mode == Mode::Leaving
     }
 
     /// Whether nothing of it is running or under way.
@@ -332,7 +347,7 @@ impl HostEntry {
 
     /// Somebody wants it awake.
     pub(crate) fn on_request(&mut self, cause: Cause, ctx: &mut Context<'_>) {
-        if ctx.shared.mode == Mode::Leaving || self.removed {
+        if self.is_going(ctx) {
             let reason = if self.removed { Reason::Removed } else { Reason::Leaving };
             return self.refuse(reason, "the host is not woken any more".into(), RETRY_AFTER, ctx);
         }

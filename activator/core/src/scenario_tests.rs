@@ -177,3 +177,18 @@ fn a_host_whose_upload_is_on_its_way_is_not_released() {
         said(&rig, |e| matches!(e, Effect::Journal(crate::effect::Entry::Releasing { .. })));
     assert_eq!(releases, 0);
 }
+
+#[test]
+fn a_lease_that_is_on_its_way_when_its_host_is_removed_is_taken_and_given_back() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Leasing.Putting");
+    rig.step(Event::Removed(SLOT));
+    assert_eq!(rig.label(), "Leasing.Putting", "its write may still land");
+    rig.settle();
+    assert_eq!(said(&rig, |e| *e == Effect::Retired(SLOT)), 1);
+    let (body, _) = rig.records.get(&RecordKey::Host(HOST.into())).cloned().unwrap();
+    let record = HostRecord::decode(&body).unwrap();
+    assert_eq!(record.state, crate::record::HostState::Released, "another box may take it");
+    assert_eq!(said(&rig, |e| matches!(e, Effect::Spawn(..))), 0);
+}

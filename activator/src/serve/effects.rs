@@ -40,10 +40,7 @@ impl Driver {
                 self.on_copy(ticket, slot, |copy| copy.open(watcher, generation, base));
             }
             Effect::Attach(ticket, slot) => self.attach(ticket, slot),
-            Effect::Save(ticket, slot) => {
-                let deadline = *self.deadline.borrow();
-                self.on_copy(ticket, slot, |copy| copy.save(deadline));
-            }
+            Effect::Save(ticket, slot) => self.save(ticket, slot),
             Effect::Abandon(slot) => self.abandon(slot),
             Effect::Spawn(ticket, slot) => self.spawn(ticket, slot),
             Effect::Publish(slot, word) => self.publish(slot, word),

@@ -30,6 +30,7 @@ pub(crate) async fn keep(
     host: HostReplica,
     mut running: Running,
     mut asked: mpsc::Receiver<Finish>,
+    mut ended: oneshot::Receiver<()>,
     mut attach: Attach,
 ) {
     let before = running.status().durable;
@@ -38,15 +39,16 @@ pub(crate) async fn keep(
         tokio::select! {
             finish = asked.recv() => {
                 let Some(Finish { reply }) = finish else { return running.abandon() };
-                let finished = running.finish(host.sync_budget).await;
-                if finished.clean && finished.txid != before {
-                    compact_closed(&host, finished.txid).await;
-                }
-                let saved = if stood_down { Saved::StoodDown } else { saved(finished) };
+                let saved = tokio::select! {
+                    saved = last_sync(&host, &running, before) => saved,
+                    _ = &mut ended => return running.abandon(),
+                };
+                let saved = if stood_down { Saved::StoodDown } else { saved };
                 // A driver that is gone needs no answer.
                 reply.send(saved).ok();
                 return;
             }
+            _ = &mut ended => return running.abandon(),
             changed = attach.deadline.changed() => {
                 if changed.is_err() {
                     return running.abandon();
@@ -71,8 +73,17 @@ pub(crate) async fn keep(
     }
 }
 
+/// The last sync, and what keeps the next restore cheap.
+async fn last_sync(host: &HostReplica, running: &Running, before: Txid) -> Saved {
+    let finished = running.finish(host.sync_budget).await;
+    if finished.clean && finished.txid != before {
+        compact_closed(host, finished.txid).await;
+    }
+    saved(finished)
+}
+
 /// How a finished replica ended, as the core knows it.
-pub(crate) fn saved(finished: running::Finished) -> Saved {
+fn saved(finished: running::Finished) -> Saved {
     if !finished.clean {
         let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
         return Saved::Unclean { durable: finished.txid, why };

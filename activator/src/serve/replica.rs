@@ -12,20 +12,20 @@ use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
-use dormouse_core::time::{Deadline, Nanos};
+use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{App, Replication};
 use dormouse_replica::fence::{Fence, FenceOutcome};
 use dormouse_replica::follow::{self, CheckpointStyle, FollowError};
 use dormouse_replica::put::Place;
-use dormouse_replica::replica::{self as running, Replica, Settings, State, Status};
+use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
 use dormouse_replica::{inspect, position_file, spool};
 use dormouse_store::AnyStore;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::driver::Driver;
-use super::keeper::{Attach, Finish, keep, saved};
+use super::keeper::{Attach, Finish, keep};
 use super::paths::private_dir;
 use super::{clock, records};
 
@@ -53,6 +53,8 @@ pub(crate) struct HostReplica {
     /// A fence or image in the making; kept so that a repeat sends the same bytes.
     fence: Arc<Mutex<Option<Fence>>>,
     status: Arc<StdMutex<Option<watch::Receiver<Status>>>>,
+    /// Dropped, it ends the keeper of the running replica.
+    end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
 }
 
 /// What `status` shows of it.
@@ -91,6 +93,7 @@ impl HostReplica {
             stage: Arc::default(),
             fence: Arc::default(),
             status: Arc::default(),
+            end: Arc::default(),
         }
     }
 
@@ -400,36 +403,45 @@ impl HostReplica {
             running.abandon();
             return Answer::Attached(Err(ReplicaProblem::Unfit(why)));
         }
-        let (finish, asked) = mpsc::channel(1);
-        *stage = Stage::Running(finish);
-        tokio::spawn(keep(self.clone(), running, asked, attach));
+        *stage = Stage::Running(self.keep(running, attach));
         Answer::Attached(Ok(()))
     }
 
-    pub(crate) async fn save(self, deadline: Deadline) -> Answer {
+    /// Hands a running replica to a keeper of its own.
+    fn keep(&self, running: Running, attach: Attach) -> mpsc::Sender<Finish> {
+        let (finish, asked) = mpsc::channel(1);
+        let (end, ended) = oneshot::channel();
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        tokio::spawn(keep(self.clone(), running, asked, ended, attach));
+        finish
+    }
+
+    pub(crate) async fn save(self, attach: Attach) -> Answer {
         let stage = std::mem::take(&mut *self.stage.lock().await);
         let unclean = |why: &str| Saved::Unclean { durable: Txid(0), why: why.to_owned() };
-        let saved = match stage {
-            Stage::Running(finish) => {
-                let (reply, saved) = oneshot::channel();
-                // A keeper that is gone leaves the reply unanswered.
-                finish.send(Finish { reply }).await.ok();
-                saved.await.unwrap_or_else(|_| unclean("the replica had ended"))
-            }
+        let keeper = match stage {
+            Stage::Running(keeper) => keeper,
             // Started, never attached: what the app wrote, if anything, is uploaded all the same,
             // so that an app that cannot start does not cost a full image at every try.
             Stage::Opened(opened) => {
-                let running = opened.start(Some(deadline));
-                saved(running.finish(self.sync_budget).await)
+                let running = opened.start(Some(*attach.deadline.borrow()));
+                self.keep(running, attach)
             }
-            Stage::Nothing | Stage::Unfinished(_) => unclean("there was no replica"),
+            Stage::Nothing | Stage::Unfinished(_) => {
+                return Answer::Saved(unclean("there was no replica"));
+            }
         };
+        let (reply, saved) = oneshot::channel();
+        // A keeper that is gone, or that abandons, leaves the reply unanswered.
+        keeper.send(Finish { reply }).await.ok();
+        let saved = saved.await.unwrap_or_else(|_| unclean("the replica had ended"));
         self.set_status(None);
         Answer::Saved(saved)
     }
 
     async fn abandon(self) {
-        // Dropped, a running one's keeper abandons it.
+        // At once, also in the middle of a last sync: nothing of it may go on beside a new wake.
+        self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(std::mem::take(&mut *self.stage.lock().await));
         self.set_status(None);
     }
@@ -483,9 +495,18 @@ impl Driver {
     }
 
     pub(crate) fn attach(&self, ticket: Ticket, slot: Slot) {
-        let inputs = self.parts.inputs.clone();
-        let attach = Attach { slot, inputs, deadline: self.deadline.subscribe() };
+        let attach = self.keeper_of(slot);
         self.on_copy(ticket, slot, |copy| copy.attach(attach));
+    }
+
+    pub(crate) fn save(&self, ticket: Ticket, slot: Slot) {
+        let attach = self.keeper_of(slot);
+        self.on_copy(ticket, slot, |copy| copy.save(attach));
+    }
+
+    fn keeper_of(&self, slot: Slot) -> Attach {
+        let inputs = self.parts.inputs.clone();
+        Attach { slot, inputs, deadline: self.deadline.subscribe() }
     }
 
     pub(crate) fn abandon(&self, slot: Slot) {

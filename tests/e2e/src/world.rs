@@ -300,7 +300,8 @@ impl World {
     /// Stops activator and proxy properly, and checks that no instance is left.
     pub fn stop(mut self) -> Result<()> {
         self.end_proxy(Signal::SIGTERM)?;
-        self.end_activator(Signal::SIGTERM)?;
+        let ended = self.end_activator(Signal::SIGTERM);
+        ended.with_context(|| self.log("activator.log").unwrap_or_default())?;
         let left = self.left_running();
         ensure!(left.is_empty(), "left running: {left:?}");
         Ok(())

@@ -220,12 +220,13 @@ fn a_waiter_survives_a_restart_of_the_activator() -> Result<()> {
 fn another_box_is_refused_until_the_operator_says_that_the_first_is_gone() -> Result<()> {
     let (bin, mut plan) = plan("path", "auto", "1h")?;
     plan.config.push_str("[session]\nttl = \"2s\"\nmargin = \"500ms\"\n");
+    let shared = tempfile::tempdir()?;
+    plan.store = Some(shared.path().join("store"));
     let mut first = World::started(&bin, &plan)?;
     first.add(HOST, "guestbook")?;
     first.sign(HOST, "one")?;
     until(PATIENCE, "it is durable", || Ok(first.host(HOST)?["lag_ms"] == 0))?;
-    let store = Some(first.path("store"));
-    let second = World::started(&bin, &Plan { name: "box-2".to_owned(), store, ..plan.clone() })?;
+    let second = World::started(&bin, &Plan { name: "box-2".to_owned(), ..plan.clone() })?;
     second.add(HOST, "guestbook")?;
     let refused = second.get(HOST, "/")?;
     ensure!(refused.status == 503, "{}", refused.status);

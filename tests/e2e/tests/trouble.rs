@@ -174,6 +174,18 @@ fn a_store_outage_stops_no_app_and_everything_is_uploaded_afterwards() -> Result
 }
 
 #[test]
+fn a_store_that_is_away_does_not_hold_up_a_shutdown() -> Result<()> {
+    let mut world = asleep_with(&["one"])?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    world.end_activator(Signal::SIGTERM)?;
+    fs::rename(&aside, &store)?;
+    world.start_activator()?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
 fn another_store_at_the_same_place_is_refused() -> Result<()> {
     let mut world = asleep_with(&["one"])?;
     world.end_activator(Signal::SIGTERM)?;

@@ -223,6 +223,10 @@ impl HostEntry {
             },
         };
         self.lease = Lease::Owned { record, etag, before };
+        if self.is_going(ctx) {
+            self.state = State::Asleep;
+            return;
+        }
         self.begin_copy(wake, ctx);
     }
 

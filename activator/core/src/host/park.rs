@@ -6,6 +6,7 @@ use crate::effect::{Effect, Entry, Expect, RecordKey};
 use crate::event::{Answer, Got, Wrote};
 use crate::ids::{ETag, Epoch, Generation, Nonce, Txid};
 use crate::record::{HostRecord, HostState, Owner};
+use crate::shared::Mode;
 
 impl HostEntry {
     /// Gives the lease back; false when there is nothing that may be given back.
@@ -74,6 +75,13 @@ impl HostEntry {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Get(ticket, RecordKey::Host(self.host.clone())));
                 self.state = State::Parking { step: ParkStep::Checking { put } };
+            }
+            // Nothing was written, and the activator goes: the record stays owned, as after a crash.
+            (ParkStep::Putting { .. }, Answer::Wrote(Wrote::Failed(_)))
+                if ctx.shared.mode == Mode::Leaving =>
+            {
+                ctx.shared.counters.add("releases_left");
+                self.end_release(ctx);
             }
             (ParkStep::Putting { put } | ParkStep::Checking { put }, Answer::Wrote(_))
             | (ParkStep::Checking { put }, Answer::Got(Got::Failed(_))) => {

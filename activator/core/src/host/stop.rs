@@ -6,7 +6,6 @@ use super::{Context, HostEntry, Lease, RETRY_AFTER, State, StopStep, Then, Tip, 
 use crate::effect::{Effect, Reason, Word};
 use crate::event::{Answer, Saved};
 use crate::ids::{Run, Txid};
-use crate::shared::Mode;
 use crate::time::Mono;
 
 impl HostEntry {
@@ -74,6 +73,11 @@ impl HostEntry {
             State::Opening { .. } => {
                 ctx.fx.push(Effect::Abandon(self.slot));
                 self.call_off(ctx);
+            }
+            // What is on its way may still land: the lease is taken, and then given back.
+            State::Leasing { wake, step } if step.is_sent() && self.is_going(ctx) => {
+                self.refuse(Reason::Leaving, "the host is going".into(), RETRY_AFTER, ctx);
+                self.state = State::Leasing { wake, step };
             }
             State::Leasing { .. } | State::Restoring { .. } => self.call_off(ctx),
             // The idle stop may still be taken back; this one may not.
@@ -275,7 +279,7 @@ impl HostEntry {
         ctx.fx.push(Effect::Publish(self.slot, Word::Asleep));
         self.state = State::Asleep;
         if then == Then::WakeAgain {
-            if ctx.shared.mode == Mode::Leaving || self.removed {
+            if self.is_going(ctx) {
                 let detail = "the host is not woken any more".into();
                 self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
             } else {

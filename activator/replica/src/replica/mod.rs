@@ -312,7 +312,8 @@ impl Running {
     }
 
     /// After the app is proven gone: uploads the rest, empties the WAL, writes the position.
-    pub async fn finish(self, budget: Nanos) -> Finished {
+    /// Dropped before its end, it is not taken back: [`Running::abandon`] ends it.
+    pub async fn finish(&self, budget: Nanos) -> Finished {
         let (reply, answer) = oneshot::channel();
         let sent = self.commands.send(Command::Finish { budget, reply }).await.is_ok();
         let finished = if sent { answer.await.ok() } else { None };
