@@ -23,6 +23,10 @@ fn ask(stream: &mut TcpStream) {
     }
 }
 
+/// The C library's allocator growing or trimming its heap: now and then, and on no request's
+/// account.
+const ALLOCATOR: [&str; 5] = ["brk", "madvise", "mmap", "mprotect", "munmap"];
+
 /// System calls by name, of the thread that made most of them, in the second half of its trace.
 fn calls_of_the_loop(trace: &str) -> BTreeMap<String, usize> {
     let mut threads: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -33,7 +37,9 @@ fn calls_of_the_loop(trace: &str) -> BTreeMap<String, usize> {
     let busiest = threads.into_values().max_by_key(Vec::len).unwrap();
     let mut calls = BTreeMap::new();
     for call in &busiest[busiest.len() / 2..] {
-        if let Some((name, _)) = call.split_once('(') {
+        if let Some((name, _)) = call.split_once('(')
+            && !ALLOCATOR.contains(&name)
+        {
             *calls.entry(name.to_owned()).or_default() += 1;
         }
     }
