@@ -110,49 +110,19 @@ impl Session {
 
     /// Whether a write may be sent now.
     pub(crate) fn may_write(&self, now: Now) -> bool {
-        match &self.state {
-            State::Live { deadline, .. } => !deadline.passed(now),
-            State::Down
-            | State::Reading
-            | State::Pausing { .. }
-            | State::Claiming(_)
-            | State::Refused { .. }
-            | State::Lost { .. }
-            | State::Ending(_)
-            | State::Ended => false,
-        }
+        matches!(&self.state, State::Live { deadline, .. } if !deadline.passed(now))
     }
 
     /// Who this session is, when it is live.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        match &self.state {
-            State::Live { record, .. } => {
-                Some(Owner { name: record.name.clone(), epoch: record.epoch })
-            }
-            State::Down
-            | State::Reading
-            | State::Pausing { .. }
-            | State::Claiming(_)
-            | State::Refused { .. }
-            | State::Lost { .. }
-            | State::Ending(_)
-            | State::Ended => None,
-        }
+        let State::Live { record, .. } = &self.state else { return None };
+        Some(Owner { name: record.name.clone(), epoch: record.epoch })
     }
 
     /// Why there is no session, when waiting will not help.
     pub(crate) fn refusal(&self) -> Option<&str> {
-        match &self.state {
-            State::Refused { why, .. } => Some(why),
-            State::Down
-            | State::Reading
-            | State::Pausing { .. }
-            | State::Claiming(_)
-            | State::Live { .. }
-            | State::Lost { .. }
-            | State::Ending(_)
-            | State::Ended => None,
-        }
+        let State::Refused { why, .. } = &self.state else { return None };
+        Some(why)
     }
 
     /// Its state for people: a word, and a detail.
