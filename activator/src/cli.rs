@@ -155,7 +155,9 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     println!("accounting   {}", status.accounting);
     println!("proxies      {:?}", status.proxies);
     for host in &status.hosts {
-        let problem = host.problem.as_deref().map(|p| format!("  ({p})")).unwrap_or_default();
+        let behind = if host.unsynced { "  not all in the store yet" } else { "" };
+        let problem = host.problem.as_deref().map(|p| format!("{behind}  ({p})"));
+        let problem = problem.unwrap_or_else(|| behind.to_owned());
         println!(
             "{:<40} {:<10} in flight {:<4} lag {} ms{problem}",
             host.host,

@@ -83,7 +83,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let history = History::open(&paths.data().join("events.log"), settings.clone())
         .context("the event log")?;
     let registry = Registry::open(&paths.data().join("registry.db"))?;
-    let nursery = Nursery::open(paths.run()).context("containment of instances")?;
+    let nursery = Nursery::open(paths.data()).context("containment of instances")?;
     if let Containment::Scan(reason) = nursery.containment() {
         tracing::warn!(reason, "no cgroups: instances are held together by a scan of /proc");
     }
@@ -128,6 +128,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         tracing::debug!(%error, "not under systemd");
     }
     driver.run().await;
+    driver.parts.nursery.close();
     admin.abort();
     Ok(())
 }

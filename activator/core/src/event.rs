@@ -55,6 +55,8 @@ pub struct HostSeed {
     pub leftover: Option<Run>,
     /// A release that was journalled and is not definite.
     pub releasing: Option<Nonce>,
+    /// Its position says that the local copy may be ahead of the store.
+    pub unsynced: bool,
 }
 
 /// What the journal remembers of this box's session.

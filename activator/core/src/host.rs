@@ -44,6 +44,15 @@ pub(crate) enum Tip {
     Known(Option<RemoteTip>),
 }
 
+/// What a wake is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Somebody waits: the instance is started.
+    Serve,
+    /// Nobody does: what a sleep left behind is uploaded, and nothing is started.
+    Sync,
+}
+
 /// One wake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wake {
@@ -117,6 +126,8 @@ pub(crate) enum Why {
     /// Of an earlier activator: no replica is attached to it.
     Leftover,
     Failed(Failure),
+    /// Nothing ran: a sync of what an earlier sleep left behind.
+    Synced,
 }
 
 /// What follows a sleep.
@@ -240,6 +251,11 @@ pub(crate) struct HostEntry {
     pub(crate) backoff: Nanos,
     pub(crate) due: Option<Wall>,
     pub(crate) tip: Tip,
+    /// What the wake that is under way is for.
+    pub(crate) purpose: Purpose,
+    /// The local copy may be ahead of the store although the host sleeps: it is synced from this
+    /// moment on, as soon as the session may write.
+    pub(crate) unsynced: Option<Mono>,
     /// Newest number that a record, a position, a list or an upload has named: a restore that ends
     /// before it is refused.
     pub(crate) least: Txid,
@@ -285,6 +301,8 @@ impl HostEntry {
             backoff: shared.settings.backoff,
             due: seed.due,
             tip: Tip::Doubtful,
+            purpose: Purpose::Serve,
+            unsynced: seed.unsynced.then_some(Mono(0)),
             least: Txid(0),
             removed: false,
             last_problem: None,
@@ -400,14 +418,29 @@ impl HostEntry {
             | State::Opening { .. }
             | State::Starting { .. }
             | State::Attaching { .. }
-            | State::Thawing { .. }) => self.state = coming,
+            | State::Thawing { .. }) => {
+                self.purpose = Purpose::Serve;
+                self.state = coming;
+            }
         }
     }
 
     pub(crate) fn begin_wake(&mut self, ctx: &mut Context<'_>) {
         ctx.shared.counters.add("wakes");
         ctx.fx.push(Effect::Publish(self.slot, Word::Waking));
-        let wake = Wake { deadline: ctx.now.mono + ctx.shared.settings.wake_budget };
+        self.begin(Purpose::Serve, ctx);
+    }
+
+    /// What a sleep left behind is uploaded; nothing is started.
+    pub(crate) fn begin_sync(&mut self, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("syncs");
+        self.begin(Purpose::Sync, ctx);
+    }
+
+    fn begin(&mut self, purpose: Purpose, ctx: &mut Context<'_>) {
+        let deadline = ctx.now.mono + ctx.shared.settings.wake_budget;
+        self.purpose = purpose;
+        let wake = Wake { deadline };
         match self.lease {
             Lease::Owned { .. } => self.begin_copy(wake, ctx),
             Lease::None | Lease::Remembered { .. } => self.begin_lease(wake, ctx),
@@ -427,6 +460,11 @@ impl HostEntry {
 
     /// A wake failed before any process was started.
     pub(crate) fn fail_wake(&mut self, reason: Reason, detail: String, ctx: &mut Context<'_>) {
+        if self.purpose == Purpose::Sync {
+            // Nobody waits, and whoever comes next is not to be sent away for it.
+            self.last_problem = Some(detail);
+            return self.sync_later(ctx);
+        }
         ctx.shared.counters.add("wakes_failed");
         let retry_after = match reason {
             Reason::Elsewhere => elsewhere_retry(ctx.shared),
@@ -446,6 +484,12 @@ impl HostEntry {
         let failure = Failure { reason, detail, retry_after };
         ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
         self.back_off(failure, ctx);
+    }
+
+    /// Asleep, and synced after a pause.
+    fn sync_later(&mut self, ctx: &Context<'_>) {
+        self.unsynced = Some(ctx.now.mono + ctx.shared.settings.backoff_max);
+        self.state = State::Asleep;
     }
 
     /// Asleep, and not woken again before a pause that doubles with each failed wake.
@@ -513,6 +557,7 @@ impl HostEntry {
             State::Unproven { why, then, fenced, .. } => self.kill_again(why, then, fenced, ctx),
             // Asleep again; a due host is woken by the same sweep.
             State::Backoff { .. } => {}
+            State::Asleep if self.unsynced.is_some() => self.begin_sync(ctx),
             settled @ (State::Asleep
             | State::Awake { .. }
             | State::Freezing { .. }

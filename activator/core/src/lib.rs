@@ -61,6 +61,8 @@ pub struct Core {
     due: BTreeSet<(Wall, Slot)>,
     /// Hosts that came to rest and are to be let go: by a shutdown or a removal.
     resting: Vec<Slot>,
+    /// Of those: synced once already, before they go.
+    let_go_tried: BTreeSet<Slot>,
     swept: Option<Mono>,
     exiting: bool,
 }
@@ -82,6 +84,7 @@ impl Core {
             active: BTreeSet::new(),
             due: BTreeSet::new(),
             resting: Vec::new(),
+            let_go_tried: BTreeSet::new(),
             swept: None,
             exiting: false,
         }
@@ -223,6 +226,11 @@ impl Core {
         if !host.is_at_rest() || !(leaving || host.removed) {
             return;
         }
+        if host.unsynced.is_some() && can_write && !self.let_go_tried.contains(&slot) {
+            // One try: what is left after it stays on this disk, and is said to.
+            self.let_go_tried.insert(slot);
+            return self.with(slot, now, fx, HostEntry::begin_sync);
+        }
         if matches!(host.lease, Lease::Owned { .. }) {
             if host.removed && !leaving && host.tip != Tip::Doubtful && !can_write {
                 return; // Tried again when the session is live.
@@ -237,6 +245,7 @@ impl Core {
         if host.removed {
             let due = host.due;
             self.hosts.remove(&slot);
+            self.let_go_tried.remove(&slot);
             self.active.remove(&slot);
             if let Some(due) = due {
                 self.due.remove(&(due, slot));
@@ -383,7 +392,7 @@ impl Core {
             }
             self.due.extend(host.due.map(|due| (due, slot)));
         }
-        if matches!(host.state, State::Asleep) {
+        if matches!(host.state, State::Asleep) && host.unsynced.is_none() {
             self.active.remove(&slot);
         } else {
             self.active.insert(slot);

@@ -59,6 +59,7 @@ impl Rig {
             due: None,
             leftover: None,
             releasing: None,
+            unsynced: false,
         };
         rig.step(Event::Boot { base: "n".into(), memo: None, hosts: Vec::from([seed]) });
         rig

@@ -92,9 +92,10 @@ pub struct Nursery {
 
 impl Nursery {
     /// Finds out how instances can be held together. The cgroup directory is remembered in
-    /// `run_dir`, since a restarted activator may find itself in another cgroup.
-    pub fn open(run_dir: &Path) -> io::Result<Self> {
-        let memo = run_dir.join("cgroup");
+    /// `state_dir`, since a restarted activator may find itself in another cgroup; there, and not
+    /// with the sockets, since those may be gone while the instances are not.
+    pub fn open(state_dir: &Path) -> io::Result<Self> {
+        let memo = state_dir.join("cgroup");
         if let Ok(remembered) = fs::read_to_string(&memo) {
             let dir = PathBuf::from(remembered.trim());
             if dir.join("cgroup.procs").exists() {
@@ -102,8 +103,8 @@ impl Nursery {
             }
         }
         let made = own_directory().and_then(|own| {
-            // One nursery a run directory, found again by it.
-            let meta = fs::metadata(run_dir)?;
+            // One nursery a state directory, found again by it.
+            let meta = fs::metadata(state_dir)?;
             let dir = own.join(format!("dormouse-instances.{:x}-{:x}", meta.dev(), meta.ino()));
             let cgroup = Cgroup::create(dir.clone())?;
             // A probe: both are needed for a proof.

@@ -18,6 +18,9 @@ use super::edge::EdgeRoute;
 use super::effects::edge_slot;
 use super::replica::HostReplica;
 
+/// Names below the store's prefix that are not hosts'.
+const RESERVED: [&str; 2] = ["sessions", "probe"];
+
 /// A question with a way back.
 #[derive(Debug)]
 pub(crate) struct Command {
@@ -100,6 +103,8 @@ pub(crate) struct HostStatus {
     pub(crate) replica: Option<String>,
     /// Unix milliseconds of the next due time.
     pub(crate) due_ms: Option<u64>,
+    /// It sleeps, and its local copy may be ahead of the store.
+    pub(crate) unsynced: bool,
     /// Why its last wake or sleep did not go well.
     pub(crate) problem: Option<String>,
 }
@@ -182,6 +187,10 @@ impl Driver {
                 }
                 None => Reply::unknown(&host),
             },
+            Ask::Wait { state, .. } if !HostView::STATES.contains(&state.as_str()) => {
+                let message = format!("{state:?} is no state; allowed: {:?}", HostView::STATES);
+                Reply::message(400, &message)
+            }
             Ask::Wait { host, state } => match self.find(&host) {
                 Some(slot) => {
                     self.waits.push(Wait { slot, state, reply });
@@ -232,6 +241,10 @@ impl Driver {
             Ok(host) => host,
             Err(error) => return Err(Reply::message(400, &error.to_string())),
         };
+        if RESERVED.contains(&host.as_str()) {
+            let message = format!("{host} cannot be a host: the store keeps its own things there");
+            return Err(Reply::message(400, &message));
+        }
         let Some(app) = self.parts.config.apps.get(app_name).cloned() else {
             let known: Vec<&str> = self.parts.config.apps.keys().map(String::as_str).collect();
             let message = format!("no app {app_name:?} in the config; allowed: {known:?}");
@@ -315,6 +328,7 @@ impl Driver {
             due: route.due_ms.map(dormouse_core::time::Wall),
             leftover: None,
             releasing: None,
+            unsynced: self.hosts.get(&slot).is_some_and(|hosted| hosted.replica.is_unclean()),
         }
     }
 
@@ -352,7 +366,8 @@ impl Driver {
     }
 
     fn host_status(&self, slot: Slot) -> Option<HostStatus> {
-        let HostView { state, run, generation, due, problem, .. } = self.core.host(slot)?;
+        let view = self.core.host(slot)?;
+        let HostView { state, run, generation, due, unsynced, problem, .. } = view;
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::now().mono.0.saturating_sub(activity.last_ns);
@@ -371,6 +386,7 @@ impl Driver {
             lag_ms: replica.as_ref().map(|replica| replica.lag_ms),
             replica: replica.map(|replica| replica.state),
             due_ms: due.map(|due| due.0),
+            unsynced,
             problem,
         })
     }

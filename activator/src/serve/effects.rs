@@ -166,6 +166,11 @@ impl Driver {
         let Some(hosted) = self.hosts.remove(&slot) else { return };
         self.parts.edge.remove_route(edge_slot(slot));
         let reply = match self.parts.registry.remove(&hosted.host) {
+            Ok(()) if hosted.replica.is_unclean() => Reply::done(format!(
+                "{} is removed; what it wrote last is NOT in the store: it is kept in {}",
+                hosted.host,
+                self.parts.paths.host_dir(&hosted.host).display()
+            )),
             Ok(()) => Reply::done(format!("{} is removed; its data stays", hosted.host)),
             Err(error) => Reply::failed(error.to_string()),
         };

@@ -95,8 +95,13 @@ impl Journal {
     /// Makes an entry durable.
     pub(crate) fn append(&mut self, entry: &Entry) -> Result<(), JournalError> {
         let io = |source| JournalError::Io { path: self.path.clone(), source };
-        self.file.write_all(&line(entry)).map_err(io)?;
-        self.file.sync_data().map_err(io)
+        let before = self.file.metadata().map_err(io)?.len();
+        let written = self.file.write_all(&line(entry)).and_then(|()| self.file.sync_data());
+        written.map_err(|source| {
+            // Half a line would run into the next one.
+            self.file.set_len(before).ok();
+            io(source)
+        })
     }
 }
 

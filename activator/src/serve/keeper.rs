@@ -86,6 +86,7 @@ async fn last_sync(host: &HostReplica, running: &Running, before: Txid) -> Saved
 fn saved(finished: running::Finished) -> Saved {
     if !finished.clean {
         let why = finished.reason.unwrap_or_else(|| "the last sync did not finish".to_owned());
+        tracing::warn!(durable = %finished.txid, why, "asleep, and not all is in the store");
         return Saved::Unclean { durable: finished.txid, why };
     }
     let etag = finished.etag;

@@ -21,6 +21,9 @@ impl Driver {
         for (state, count) in states {
             value(&mut text, "dormouse_hosts", &format!("{{state=\"{state}\"}}"), count);
         }
+        let unsynced = self.core.hosts().filter(|view| view.unsynced).count();
+        let unsynced = u64::try_from(unsynced).unwrap_or(u64::MAX);
+        line(&mut text, "dormouse_hosts_unsynced", "gauge", "", unsynced);
         let live = self.core.session(clock::now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
         self.proxy_metrics(&mut text);

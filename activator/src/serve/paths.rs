@@ -35,7 +35,7 @@ impl Paths {
     }
 
     pub(crate) fn host_dir(&self, host: &str) -> PathBuf {
-        self.data.join(host)
+        self.data.join("hosts").join(host)
     }
 
     /// Position, spool and unfinished restores: outside the host's own directory, since an app must

@@ -102,6 +102,11 @@ impl HostReplica {
         self.peek().is_some_and(|status| status.behind_since.is_some() && status.trouble.is_some())
     }
 
+    /// Whether the position says that the copy may be ahead of the store. Blocks.
+    pub(crate) fn is_unclean(&self) -> bool {
+        matches!(position_file::load(&self.state_dir), Ok(Some(position)) if !position.clean)
+    }
+
     fn peek(&self) -> Option<Status> {
         let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         status.as_ref().map(|status| status.borrow().clone())

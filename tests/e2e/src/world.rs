@@ -113,7 +113,7 @@ impl World {
     /// A host's database.
     #[must_use]
     pub fn database(&self, host: &str) -> PathBuf {
-        self.path("data").join(host).join("app.db")
+        self.path("data/hosts").join(host).join("app.db")
     }
 
     /// Where the proxy listens.
@@ -278,7 +278,7 @@ impl World {
 
     /// Removes the local copy of a sleeping host, as when a box is lost.
     pub fn lose_copy(&self, host: &str) -> Result<()> {
-        for folder in ["data", "data/.state"] {
+        for folder in ["data/hosts", "data/.state"] {
             fs::remove_dir_all(self.path(folder).join(host))?;
         }
         Ok(())

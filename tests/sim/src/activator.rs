@@ -125,6 +125,7 @@ impl World {
                 due: route.due,
                 leftover,
                 releasing: releasing.get(&route.host).cloned(),
+                unsynced: world.disk.is_unclean(&route.host),
             });
         }
         self.core_event(b, Event::Boot { base, memo, hosts: seeds });
@@ -381,6 +382,7 @@ impl World {
             due: None,
             leftover: None,
             releasing: None,
+            unsynced: false,
         };
         self.tell_proxies(b, &Heard::Route(slot, host));
         self.core_event(b, Event::Added(seed));

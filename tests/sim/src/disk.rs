@@ -78,6 +78,13 @@ impl Disk {
         self.changes
     }
 
+    /// Whether its position says that the copy may be ahead of the store.
+    #[must_use]
+    pub fn is_unclean(&self, host: &Host) -> bool {
+        let position = self.copies.get(host).and_then(|copy| copy.position.as_ref());
+        position.is_some_and(|position| !position.clean)
+    }
+
     /// A look at the local copy.
     #[must_use]
     pub fn inspect(&self, host: &Host) -> LocalCopy {

@@ -3,7 +3,9 @@
 use alloc::format;
 use alloc::string::String;
 
-use super::{Context, HostEntry, Lease, LeasePut, LeaseStep, RETRY_AFTER, State, Tip, Wake};
+use super::{
+    Context, HostEntry, Lease, LeasePut, LeaseStep, Purpose, RETRY_AFTER, State, Tip, Wake,
+};
 use crate::effect::{Effect, Expect, Reason, RecordKey};
 use crate::event::{Answer, Got, StoreProblem, Wrote};
 use crate::ids::{ETag, Generation, Txid};
@@ -156,7 +158,7 @@ impl HostEntry {
             Got::Found { body, etag } => match HostRecord::decode(&body) {
                 Ok(record) => (record, etag),
                 Err(error) => {
-                    return self.fail_wake(Reason::Elsewhere, format!("{error}"), ctx);
+                    return self.fail_wake(Reason::Replica, format!("{error}"), ctx);
                 }
             },
         };
@@ -203,7 +205,7 @@ impl HostEntry {
                         self.fail_wake(Reason::Elsewhere, lives, ctx);
                     }
                 }
-                Err(error) => self.fail_wake(Reason::Elsewhere, format!("{error}"), ctx),
+                Err(error) => self.fail_wake(Reason::Replica, format!("{error}"), ctx),
             },
             Got::Absent => self.fail_wake(Reason::Elsewhere, lives, ctx),
             Got::Failed(problem) => self.fail_store(&problem, ctx),
@@ -223,7 +225,7 @@ impl HostEntry {
             },
         };
         self.lease = Lease::Owned { record, etag, before };
-        if self.is_going(ctx) {
+        if self.is_going(ctx) && self.purpose == Purpose::Serve {
             self.state = State::Asleep;
             return;
         }

@@ -28,8 +28,6 @@ impl HostEntry {
         let over = Some((record.clone(), etag.clone()));
         self.lease = Lease::None;
         let put = Release { record: released, over, pause: ctx.shared.settings.retry };
-        let entry = Entry::Releasing { host: self.host.clone(), nonce: put.record.nonce.clone() };
-        ctx.fx.push(Effect::Journal(entry));
         self.send_release(put, ctx);
         true
     }
@@ -38,6 +36,9 @@ impl HostEntry {
         let key = RecordKey::Host(self.host.clone());
         let ticket = self.ticket();
         let step = if let Some((_, etag)) = &put.over {
+            // At each send: an entry that could not be written then is written now, or not sent.
+            let nonce = put.record.nonce.clone();
+            ctx.fx.push(Effect::Journal(Entry::Releasing { host: self.host.clone(), nonce }));
             let expect = Expect::Tag(etag.clone());
             ctx.fx.push(Effect::Put(ticket, key, put.record.encode(), expect));
             ParkStep::Putting { put }

@@ -3,7 +3,7 @@
 use alloc::format;
 use alloc::string::String;
 
-use super::{Context, HostEntry, State, StopStep, Then, Wake, Why};
+use super::{Context, HostEntry, Purpose, State, StopStep, Then, Wake, Why};
 use crate::effect::{Effect, Failure, Reason, Word};
 use crate::event::Answer;
 use crate::ids::Run;
@@ -18,6 +18,12 @@ impl HostEntry {
         if let Err(problem) = opened {
             ctx.fx.push(Effect::Abandon(self.slot));
             return self.fail_replica(&problem, ctx);
+        }
+        if self.purpose == Purpose::Sync {
+            let ticket = self.ticket();
+            ctx.fx.push(Effect::Save(ticket, self.slot));
+            self.state = State::Saving { why: Why::Synced, then: Then::Sleep };
+            return;
         }
         assert!(self.generation().is_some(), "invariant 1: a start without a lease");
         let ticket = self.ticket();

@@ -16,7 +16,7 @@ impl HostEntry {
         }
         let asks = match &why {
             Why::Idle | Why::Operator | Why::Leaving | Why::Removed => self.policy.asks_due,
-            Why::Died | Why::Leftover | Why::Failed(_) => false,
+            Why::Died | Why::Leftover | Why::Synced | Why::Failed(_) => false,
         };
         if asks {
             self.ask_due(run, why, then, ctx);
@@ -226,12 +226,17 @@ impl HostEntry {
     /// The cgroup is proven empty.
     fn gone(&mut self, why: Why, then: Then, ctx: &mut Context<'_>) {
         match why {
-            Why::Leftover => self.settle(then, ctx),
+            Why::Leftover => {
+                // No replica was attached to it: what it wrote last is nowhere else.
+                self.unsynced = Some(ctx.now.mono);
+                self.settle(then, ctx);
+            }
             why @ (Why::Idle
             | Why::Operator
             | Why::Died
             | Why::Leaving
             | Why::Removed
+            | Why::Synced
             | Why::Failed(_)) => {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Save(ticket, self.slot));
@@ -249,10 +254,14 @@ impl HostEntry {
             Saved::Clean(tip) => {
                 self.least = self.least.max(tip.as_ref().map_or(Txid(0), |tip| tip.txid));
                 self.tip = Tip::Known(tip);
+                if self.unsynced.take().is_some() {
+                    self.last_problem = None;
+                }
             }
             Saved::Unclean { why, .. } => {
                 ctx.shared.counters.add("unclean_sleeps");
                 self.tip = Tip::Doubtful;
+                self.unsynced = Some(ctx.now.mono + ctx.shared.settings.retry_max);
                 // What failed first is what people want to know.
                 self.last_problem.get_or_insert(why);
             }

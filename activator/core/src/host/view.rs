@@ -4,7 +4,7 @@ use alloc::string::String;
 
 use serde::Serialize;
 
-use super::{CopyStep, HostEntry, Lease, LeaseStep, ParkStep, State, StopStep};
+use super::{CopyStep, HostEntry, Lease, LeaseStep, ParkStep, Purpose, State, StopStep};
 use crate::ids::{Generation, Host, Run, Slot};
 use crate::session::Session;
 use crate::time::{Mono, Now, Wall};
@@ -24,8 +24,30 @@ pub struct HostView {
     pub generation: Option<Generation>,
     /// When it must wake by itself.
     pub due: Option<Wall>,
+    /// The local copy may be ahead of the store although the host sleeps.
+    pub unsynced: bool,
     /// Why its last wake or sleep did not go well.
     pub problem: Option<String>,
+}
+
+impl HostView {
+    /// Every word that `state` can be.
+    pub const STATES: [&str; 14] = [
+        "asleep",
+        "leasing",
+        "restoring",
+        "starting",
+        "attaching",
+        "awake",
+        "frozen",
+        "stopping",
+        "saving",
+        "parking",
+        "fenced",
+        "unproven",
+        "backoff",
+        "syncing",
+    ];
 }
 
 impl State {
@@ -77,13 +99,20 @@ impl HostEntry {
         HostView {
             slot: self.slot,
             host: self.host.clone(),
-            state: self.state.word(),
+            state: match (&self.state, self.purpose) {
+                (
+                    State::Leasing { .. } | State::Restoring { .. } | State::Opening { .. },
+                    Purpose::Sync,
+                ) => "syncing",
+                (state, _) => state.word(),
+            },
             run: self.run(),
             generation: match &self.lease {
                 Lease::Owned { record, .. } => Some(record.generation),
                 Lease::None | Lease::Remembered { .. } => None,
             },
             due: self.due,
+            unsynced: self.unsynced.is_some(),
             problem: self.last_problem.clone(),
         }
     }
@@ -132,6 +161,8 @@ impl HostEntry {
             State::Fenced { until, .. }
             | State::Unproven { until, .. }
             | State::Backoff { until, .. } => Some(*until),
+            // Behind the store's back nothing stays: as soon as it may be written to.
+            State::Asleep if session.may_write(now) => self.unsynced,
             State::Asleep
             | State::Awake { .. }
             | State::Freezing { .. }
