@@ -191,13 +191,20 @@ async fn restore_to(config: &Config, wanted: Wanted, json: bool) -> anyhow::Resu
         bail!("the config has no [store]: there is nothing to restore from");
     };
     let Wanted { host, to, target } = wanted;
-    if to.exists() {
-        bail!("{}: exists already; nothing was changed", to.display());
+    let beside = |ending: &str| {
+        let mut name = to.clone().into_os_string();
+        name.push(ending);
+        PathBuf::from(name)
+    };
+    for taken in [to.clone(), beside("-wal"), beside("-shm"), beside("-journal")] {
+        if taken.symlink_metadata().is_ok() {
+            bail!("{}: exists already; nothing was changed", taken.display());
+        }
     }
     let store = open_store(store_config).await?;
-    let mut temporary = to.clone().into_os_string();
-    temporary.push(".tmp");
-    let temporary = PathBuf::from(temporary);
+    // A name of its own: what lies beside the file is not ours.
+    let temporary =
+        beside(&format!(".restore-{}-{:x}", std::process::id(), crate::serve::random_u64()?));
     let restored =
         restore(&store, &store_config.prefix, &Host(host.clone()), target, &temporary).await;
     let restored = restored.with_context(|| format!("{host} cannot be restored"))?;

@@ -213,7 +213,7 @@ fn box_id(path: &Path) -> anyhow::Result<String> {
     Ok(id)
 }
 
-fn random_u64() -> anyhow::Result<u64> {
+pub(crate) fn random_u64() -> anyhow::Result<u64> {
     getrandom::u64().map_err(|error| anyhow::anyhow!("the kernel gives no random bytes: {error}"))
 }
 

@@ -173,6 +173,108 @@ fn a_store_outage_stops_no_app_and_everything_is_uploaded_afterwards() -> Result
     world.stop()
 }
 
+/// Rows that a restore by hand finds in the store.
+fn rows_in_store(world: &World, copy: &str) -> Result<i64> {
+    let to = world.path(copy);
+    world.dormouse(&["restore", HOST, "--to", &to.display().to_string()])?;
+    let database = rusqlite::Connection::open(&to)?;
+    let rows = database.query_row("SELECT count(*) FROM entries", [], |row| row.get(0))?;
+    drop(database);
+    fs::remove_file(to)?;
+    Ok(rows)
+}
+
+fn batched(extra: &str) -> Result<World> {
+    let bin = bin()?;
+    let app = World::guestbook(&bin, "path").replace("\"stream\"", "\"batched\"");
+    let world = World::started(&bin, &Plan { config: format!("{extra}{app}"), ..Plan::default() })?;
+    world.add(HOST, "guestbook")?;
+    Ok(world)
+}
+
+#[test]
+fn what_a_killed_activator_left_behind_is_uploaded_without_a_visit() -> Result<()> {
+    let mut world = batched("")?;
+    world.sign(HOST, "1")?;
+    world.dormouse(&["sleep", HOST])?;
+    world.wait_state(HOST, "asleep")?;
+    for name in ["2", "3", "4", "5"] {
+        world.sign(HOST, name)?;
+    }
+    world.end_activator(Signal::SIGKILL)?;
+    world.start_activator()?;
+    until(PATIENCE, "all is in the store", || Ok(world.host(HOST)?["unsynced"] == false))?;
+    ensure!(rows_in_store(&world, "copy.db")? == 5);
+    ensure!(world.host(HOST)?["state"] == "asleep", "and nothing was started for it");
+    world.stop()
+}
+
+#[test]
+fn what_a_sleep_during_an_outage_left_behind_is_told_and_uploaded_afterwards() -> Result<()> {
+    let world = batched("sync = \"500ms\"\n[session]\nttl = \"1s\"\nmargin = \"300ms\"\n")?;
+    world.sign(HOST, "1")?;
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    world.sign(HOST, "2")?;
+    world.dormouse(&["sleep", HOST])?;
+    world.wait_state(HOST, "asleep")?;
+    ensure!(world.host(HOST)?["unsynced"] == true, "lag is visible");
+    ensure!(world.dormouse(&["status"])?.contains("not all in the store yet"));
+    fs::rename(&aside, &store)?;
+    until(PATIENCE * 3, "all is in the store", || Ok(world.host(HOST)?["unsynced"] == false))?;
+    ensure!(rows_in_store(&world, "copy.db")? == 2);
+    world.stop()
+}
+
+#[test]
+fn an_instance_is_found_again_when_the_run_directory_is_gone() -> Result<()> {
+    let mut world = world_with("")?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    let first = world.host(HOST)?["pid"].clone();
+    world.end_activator(Signal::SIGKILL)?;
+    world.end_proxy(Signal::SIGKILL)?;
+    fs::remove_dir_all(world.path("run"))?;
+    world.start_activator()?;
+    world.start_proxy()?;
+    ensure!(world.log("activator.log")?.contains("stopping a leftover instance"));
+    let pid = first.as_i64().context("it ran")?;
+    until(PATIENCE, "the leftover is gone", || {
+        Ok(!Path::new(&format!("/proc/{pid}/cmdline")).exists())
+    })?;
+    ensure!(world.names(HOST)? == ["one"]);
+    world.stop()
+}
+
+#[test]
+fn a_restore_by_hand_touches_nothing_that_lies_beside_its_file() -> Result<()> {
+    let world = asleep_with(&["one"])?;
+    let to = world.path("notes.db").display().to_string();
+    let (precious, wal) = (world.path("notes.db.tmp"), world.path("notes.db-wal"));
+    fs::write(&precious, "precious")?;
+    fs::write(&wal, "precious")?;
+    let error = world.dormouse(&["restore", HOST, "--to", &to]).unwrap_err().to_string();
+    ensure!(error.contains("notes.db-wal") && error.contains("exists already"), "{error}");
+    fs::remove_file(&wal)?;
+    world.dormouse(&["restore", HOST, "--to", &to])?;
+    ensure!(fs::read_to_string(&precious)? == "precious");
+    world.stop()
+}
+
+#[test]
+fn a_name_of_our_own_files_can_be_a_host_and_a_name_of_the_store_cannot() -> Result<()> {
+    let mut world = world_with("")?;
+    world.add("journal.new", "guestbook")?;
+    ensure!(world.get("journal.new", "/")?.status == 200);
+    let error = world.dormouse(&["add", "sessions", "--app", "guestbook"]).unwrap_err().to_string();
+    ensure!(error.contains("the store keeps its own things"), "{error}");
+    let error = world.dormouse(&["wait", "journal.new", "--state", "awke"]).unwrap_err();
+    ensure!(error.to_string().contains("allowed"), "{error}");
+    world.end_activator(Signal::SIGTERM)?;
+    world.start_activator()?;
+    world.stop()
+}
+
 #[test]
 fn a_store_that_is_away_does_not_hold_up_a_shutdown() -> Result<()> {
     let mut world = asleep_with(&["one"])?;

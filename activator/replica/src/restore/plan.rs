@@ -73,10 +73,18 @@ impl Listing {
         self.files.iter().map(|file| file.key.max).max().unwrap_or(Txid(0))
     }
 
-    /// The files to apply, in order. Latest: every file's TXIDs must be reached.
+    /// The files to apply, in order. For the newest state, or that at a time, every file's TXIDs
+    /// must be reached.
     pub fn plan(&self, target: Target) -> Result<Vec<RemoteFile>, RestoreError> {
         if self.files.is_empty() {
             return Err(RestoreError::Empty);
+        }
+        if target == Target::Txid(Txid(0)) {
+            let have = self.max();
+            return Err(RestoreError::Unreached {
+                wanted: "TXID 0; the first is 1".to_owned(),
+                have,
+            });
         }
         let limit = match target {
             Target::Txid(txid) => txid,
@@ -98,7 +106,11 @@ impl Listing {
             plan.push(next);
         }
         match target {
-            Target::Latest => {
+            Target::Timestamp(ms) if plan.is_empty() => {
+                Err(RestoreError::Unreached { wanted: format!("time {ms} ms"), have })
+            }
+            // Files that are younger than the time are not in the list any more.
+            Target::Latest | Target::Timestamp(_) => {
                 let next = self.files.iter().filter(|file| file.key.max > have);
                 match next.map(|file| file.key.min).min() {
                     Some(next) => Err(RestoreError::Gap { have, next }),
@@ -108,10 +120,7 @@ impl Listing {
             Target::Txid(txid) if have != txid => {
                 Err(RestoreError::Unreached { wanted: format!("TXID {txid}"), have })
             }
-            Target::Timestamp(ms) if plan.is_empty() => {
-                Err(RestoreError::Unreached { wanted: format!("time {ms} ms"), have })
-            }
-            Target::Txid(_) | Target::Timestamp(_) => Ok(plan),
+            Target::Txid(_) => Ok(plan),
         }
     }
 
@@ -143,6 +152,17 @@ mod tests {
 
     fn names(plan: &[RemoteFile]) -> Vec<(u8, u64, u64)> {
         plan.iter().map(|f| (f.key.level, f.key.min.0, f.key.max.0)).collect()
+    }
+
+    #[test]
+    fn a_state_at_a_time_is_never_one_from_before_a_gap() {
+        let listing = listing(&[(0, 1, 1), (0, 2, 2), (0, 4, 4)]);
+        for target in [Target::Latest, Target::Timestamp(1)] {
+            let gap = listing.plan(target).unwrap_err();
+            assert!(matches!(gap, RestoreError::Gap { have: Txid(2), next: Txid(4) }), "{gap}");
+        }
+        assert_eq!(listing.plan(Target::Txid(Txid(2))).unwrap().len(), 2);
+        assert!(listing.plan(Target::Txid(Txid(0))).is_err());
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! What the types alone cannot say: overrides from the environment, and values that must fit.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::{Config, Span, Store, StoreKind, Takeover};
+use super::{App, Config, Span, Store, StoreKind, Takeover};
 
 /// Why a config was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -75,66 +77,130 @@ pub(super) fn override_from(
     Ok(())
 }
 
+/// A value that does not fit: its key, what is wrong, what is allowed.
+type Misfit = (String, String, &'static str);
+
+fn misfit<T>(key: &str, problem: String, allowed: &'static str) -> Result<T, Misfit> {
+    Err((key.to_owned(), problem, allowed))
+}
+
 /// Checks what must fit together.
 pub(super) fn check(config: &Config, path: &Path) -> Result<(), ConfigError> {
-    let refuse = |key: &str, problem: String, allowed: &'static str| {
-        Err(ConfigError::Value {
-            place: path.display().to_string(),
-            key: key.to_owned(),
-            problem,
-            allowed,
-        })
-    };
-    let name = &config.this_box.name;
+    let checked = this_box(config)
+        .and_then(|()| edge(config))
+        .and_then(|()| session(config))
+        .and_then(|()| config.store.as_ref().map_or(Ok(()), store))
+        .and_then(|()| config.apps.iter().try_for_each(|(name, an_app)| app(name, an_app)));
+    checked.map_err(|(key, problem, allowed)| ConfigError::Value {
+        place: path.display().to_string(),
+        key,
+        problem,
+        allowed,
+    })
+}
+
+fn this_box(config: &Config) -> Result<(), Misfit> {
+    let this_box = &config.this_box;
+    for (key, path) in
+        [("box.data", &this_box.data), ("box.run", &this_box.run), ("box.etc", &this_box.etc)]
+    {
+        if !path.is_absolute() {
+            return misfit(key, format!("{:?} is relative", path.display()), "an absolute path");
+        }
+    }
+    let name = &this_box.name;
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
         let allowed = "1 to 64 of letters, digits, - and .";
-        return refuse("box.name", format!("{name:?} cannot be a box's name"), allowed);
+        return misfit("box.name", format!("{name:?} cannot be a box's name"), allowed);
     }
-    if config.session.takeover == Takeover::Automatic {
+    Ok(())
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<SocketAddr>().is_ok()
+}
+
+fn edge(config: &Config) -> Result<(), Misfit> {
+    for listen in &config.edge.listen {
+        let fits = |address: &String| address.starts_with("unix:/") || is_address(address);
+        if !listen.address.as_ref().is_none_or(fits) {
+            let problem = format!("{:?} of {:?} is no address", listen.address, listen.name);
+            return misfit("edge.listen", problem, "ADDRESS:PORT, [V6]:PORT or unix:/PATH");
+        }
+    }
+    let mut hosts = BTreeSet::new();
+    for route in &config.routes {
+        let upstream = &route.upstream;
+        if !(upstream.starts_with("unix:/")
+            || upstream.strip_prefix("tcp:").is_some_and(is_address))
+        {
+            let problem = format!("upstream {upstream:?} of {:?}", route.host);
+            return misfit("route", problem, "unix:/PATH or tcp:ADDRESS:PORT");
+        }
+        if !hosts.insert(route.host.to_ascii_lowercase()) {
+            let problem = format!("{:?} is there twice", route.host);
+            return misfit("route", problem, "one [[route]] a host");
+        }
+    }
+    Ok(())
+}
+
+fn session(config: &Config) -> Result<(), Misfit> {
+    let session = &config.session;
+    if session.takeover == Takeover::Automatic {
         let problem = "automatic takeover is not built yet".to_owned();
-        return refuse("session.takeover", problem, "\"manual\"");
+        return misfit("session.takeover", problem, "\"manual\"");
     }
-    if config.session.margin.as_nanos().saturating_mul(2) > config.session.ttl.as_nanos() {
-        let problem = format!("{} is over half of ttl", config.session.margin);
-        return refuse("session.margin", problem, "at most half of session.ttl");
+    if session.margin.as_nanos().saturating_mul(2) > session.ttl.as_nanos() {
+        let problem = format!("{} is over half of ttl", session.margin);
+        return misfit("session.margin", problem, "at most half of session.ttl");
     }
-    if let Some(store) = &config.store {
-        match (store.kind, &store.path) {
-            (StoreKind::Directory, None) => {
-                let problem = "missing for kind \"directory\"".to_owned();
-                return refuse("store.path", problem, "an absolute path");
-            }
-            (StoreKind::S3, _) => {
-                let problem = "the S3 store is not built yet".to_owned();
-                return refuse("store.kind", problem, "\"directory\"");
-            }
-            (StoreKind::Directory, Some(_)) => {}
+    Ok(())
+}
+
+fn store(store: &Store) -> Result<(), Misfit> {
+    match (store.kind, &store.path) {
+        (StoreKind::Directory, None) => {
+            let problem = "missing for kind \"directory\"".to_owned();
+            return misfit("store.path", problem, "an absolute path");
         }
-        if store.prefix.is_empty() {
-            let problem = "empty".to_owned();
-            return refuse("store.prefix", problem, "a name, for example \"dormouse\"");
+        (StoreKind::S3, _) => {
+            let problem = "the S3 store is not built yet".to_owned();
+            return misfit("store.kind", problem, "\"directory\"");
         }
+        (StoreKind::Directory, Some(path)) if !path.is_absolute() => {
+            let problem = format!("{:?} is relative", path.display());
+            return misfit("store.path", problem, "an absolute path");
+        }
+        (StoreKind::Directory, Some(_)) => {}
     }
-    for (app_name, app) in &config.apps {
-        let key = |field: &str| format!("app.{app_name}.{field}");
-        match app.command.first() {
-            Some(program) if Path::new(program).is_absolute() => {}
-            _ => {
-                let problem = format!("{:?} does not start with a path", app.command);
-                let allowed = "a list that starts with an absolute path";
-                return refuse(&key("command"), problem, allowed);
-            }
-        }
-        if app.db.is_empty() || app.db.contains('/') || app.db.starts_with('.') {
-            let problem = format!("{:?} is not a plain file name", app.db);
-            return refuse(&key("db"), problem, "a file name with no / and no leading dot");
-        }
-        for question in [&app.health, &app.next_due].into_iter().flatten() {
-            if !question.starts_with('/') {
-                let problem = format!("{question:?} does not start with /");
-                return refuse(&key("health or next_due"), problem, "a path like /healthz");
-            }
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    let parts = store.prefix.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    if !parts || !store.prefix.chars().all(plain) {
+        let problem = format!("{:?} cannot be a prefix of keys", store.prefix);
+        return misfit("store.prefix", problem, "names of letters, digits, - _ . joined by /");
+    }
+    Ok(())
+}
+
+fn app(name: &str, app: &App) -> Result<(), Misfit> {
+    let key = |field: &str| format!("app.{name}.{field}");
+    if !app.command.first().is_some_and(|program| Path::new(program).is_absolute()) {
+        let problem = format!("{:?} does not start with a path", app.command);
+        let allowed = "a list that starts with an absolute path";
+        return misfit(&key("command"), problem, allowed);
+    }
+    let is_log = app.db.starts_with("app.log");
+    if app.db.is_empty() || app.db.contains('/') || app.db.starts_with('.') || is_log {
+        let problem = format!("{:?} cannot be the database's name", app.db);
+        let allowed = "a file name with no / and no leading dot, not app.log";
+        return misfit(&key("db"), problem, allowed);
+    }
+    for question in [&app.health, &app.next_due].into_iter().flatten() {
+        if !question.starts_with('/') || !question.chars().all(|c| c.is_ascii_graphic()) {
+            let problem = format!("{question:?} is no path");
+            return misfit(&key("health or next_due"), problem, "a path like /healthz");
         }
     }
     Ok(())
@@ -186,6 +252,13 @@ mod tests {
             ("[app.x]\ncommand = [\"relative\"]", "app.x.command"),
             ("[app.x]\ncommand = [\"/x\"]\ndb = \"../y\"", "app.x.db"),
             ("[app.x]\ncommand = [\"/x\"]\nhealth = \"z\"", "app.x.health"),
+            ("[app.x]\ncommand = [\"/x\"]\nhealth = \"/a b\"", "app.x.health"),
+            ("[app.x]\ncommand = [\"/x\"]\ndb = \"app.log\"", "app.x.db"),
+            ("[box]\ndata = \"here\"", "box.data"),
+            ("[edge]\nlisten = [{ name = \"h\", address = \"nonsense\" }]", "edge.listen"),
+            ("[[route]]\nhost = \"a\"\nupstream = \"b\"", "route"),
+            ("[store]\nkind = \"directory\"\npath = \"rel\"", "store.path"),
+            ("[store]\nkind = \"directory\"\npath = \"/s\"\nprefix = \"../x\"", "store.prefix"),
         ] {
             let error = load(text, &[]).unwrap_err();
             assert!(error.contains(key) && error.contains("allowed:"), "{text}: {error}");
