@@ -1,6 +1,6 @@
 //! The commands: each one request to the admin socket, or one piece of work of its own.
-#![expect(clippy::print_stdout, reason = "the command line speaks here")]
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,6 +15,13 @@ use serde_json::Value;
 use crate::http::{self, Answer};
 use crate::serve::{HostStatus, Status, open_store};
 use crate::{Command, ConfigCommand};
+
+/// Speaks to standard output. Who reads may have enough (`| head`): that is no error.
+macro_rules! tell {
+    ($($words:tt)*) => {
+        drop(writeln!(std::io::stdout(), $($words)*))
+    };
+}
 
 /// One restore, as it was asked for.
 struct Wanted {
@@ -75,6 +82,11 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             restore_to(&config, Wanted { host: name(&host)?, to, target }, json).await
         }
         Command::Takeover { name } => {
+            if name.is_empty()
+                || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
+            {
+                bail!("{name:?} cannot be a box's name; allowed: letters, digits, - and .");
+            }
             say(&ask("POST", format!("/takeover/{name}"), Value::Null).await?, json)
         }
         Command::Config { command: ConfigCommand::Check } => {
@@ -121,9 +133,9 @@ fn say(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
         bail!("{}", message(answer));
     }
     if json {
-        println!("{}", serde_json::json!({ "message": message(answer) }));
+        tell!("{}", serde_json::json!({ "message": message(answer) }));
     } else {
-        println!("{}", message(answer));
+        tell!("{}", message(answer));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -131,7 +143,7 @@ fn say(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
 fn print_value(value: &Value, json: bool) -> anyhow::Result<ExitCode> {
     let text =
         if json { serde_json::to_string(value)? } else { serde_json::to_string_pretty(value)? };
-    println!("{text}");
+    tell!("{text}");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,7 +152,7 @@ fn list(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
         return print_value(&serde_json::to_value(&status.hosts)?, true);
     }
     for host in &status.hosts {
-        println!("{:<40} {:<16} {}", host.host, host.app, host.state);
+        tell!("{:<40} {:<16} {}", host.host, host.app, host.state);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -149,16 +161,16 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         return print_value(&serde_json::to_value(status)?, true);
     }
-    println!("box          {}", status.name);
-    println!("session      {} {}", status.session, status.session_detail);
-    println!("instances    {}", status.containment);
-    println!("accounting   {}", status.accounting);
-    println!("proxies      {:?}", status.proxies);
+    tell!("box          {}", status.name);
+    tell!("session      {} {}", status.session, status.session_detail);
+    tell!("instances    {}", status.containment);
+    tell!("accounting   {}", status.accounting);
+    tell!("proxies      {:?}", status.proxies);
     for host in &status.hosts {
         let behind = if host.unsynced { "  not all in the store yet" } else { "" };
         let problem = host.problem.as_deref().map(|p| format!("{behind}  ({p})"));
         let problem = problem.unwrap_or_else(|| behind.to_owned());
-        println!(
+        tell!(
             "{:<40} {:<10} in flight {:<4} lag {} ms{problem}",
             host.host,
             host.state,
@@ -177,9 +189,9 @@ fn show_host(host: &HostStatus, json: bool) -> anyhow::Result<ExitCode> {
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
             Value::Null => {}
-            Value::String(text) => println!("{key:<14} {text}"),
+            Value::String(text) => tell!("{key:<14} {text}"),
             Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                println!("{key:<14} {value}");
+                tell!("{key:<14} {value}");
             }
         }
     }

@@ -463,3 +463,20 @@ fn a_restore_by_hand_gives_the_rows_and_never_overwrites() -> Result<()> {
     ensure!(error.contains("the replica is empty"), "{error}");
     world.stop()
 }
+
+#[test]
+fn a_reader_that_has_enough_is_no_error_of_a_command() -> Result<()> {
+    let world = world_with("")?;
+    for number in 0..8 {
+        world.add(&format!("h{number}.test"), "guestbook")?;
+    }
+    let program = bin()?.join("dormouse");
+    let script = format!("{} --config {} list | true", program.display(), world.config().display());
+    let output =
+        Command::new("bash").args(["-c", &format!("set -o pipefail; {script}")]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!said.contains("panicked"), "{said}");
+    let error = world.dormouse(&["takeover", "a b"]).unwrap_err().to_string();
+    ensure!(error.contains("cannot be a box's name"), "{error}");
+    world.stop()
+}
