@@ -136,11 +136,11 @@ fn edge(config: &Config) -> Result<(), Misfit> {
             || upstream.strip_prefix("tcp:").is_some_and(is_address))
         {
             let problem = format!("upstream {upstream:?} of {:?}", route.host);
-            return misfit("route", problem, "unix:/PATH or tcp:ADDRESS:PORT");
+            return misfit("route.upstream", problem, "unix:PATH (absolute) or tcp:ADDRESS:PORT");
         }
         if !hosts.insert(route.host.to_ascii_lowercase()) {
             let problem = format!("{:?} is there twice", route.host);
-            return misfit("route", problem, "one [[route]] a host");
+            return misfit("route.host", problem, "one [[route]] a host");
         }
     }
     Ok(())
@@ -256,7 +256,7 @@ mod tests {
             ("[app.x]\ncommand = [\"/x\"]\ndb = \"app.log\"", "app.x.db"),
             ("[box]\ndata = \"here\"", "box.data"),
             ("[edge]\nlisten = [{ name = \"h\", address = \"nonsense\" }]", "edge.listen"),
-            ("[[route]]\nhost = \"a\"\nupstream = \"b\"", "route"),
+            ("[[route]]\nhost = \"a\"\nupstream = \"b\"", "route.upstream"),
             ("[store]\nkind = \"directory\"\npath = \"rel\"", "store.path"),
             ("[store]\nkind = \"directory\"\npath = \"/s\"\nprefix = \"../x\"", "store.prefix"),
         ] {
