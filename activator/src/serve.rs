@@ -26,7 +26,6 @@ use tokio::sync::mpsc;
 mod admin;
 mod ask;
 mod boot;
-pub(crate) mod clock;
 mod commands;
 mod driver;
 mod edge;

@@ -12,11 +12,11 @@ use dormouse_registry::{Route, canonical_host};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::clock;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
 use super::replica::HostReplica;
+use dormouse_replica::clock;
 
 /// Names below the store's prefix that are not hosts'.
 const RESERVED: [&str; 2] = ["sessions", "probe"];
@@ -350,7 +350,7 @@ impl Driver {
     }
 
     fn status(&self) -> Status {
-        let (session, session_detail) = self.core.session(clock::now());
+        let (session, session_detail) = self.core.session(clock::system_now());
         Status {
             name: self.parts.config.this_box.name.clone(),
             session: session.to_owned(),
@@ -370,7 +370,7 @@ impl Driver {
         let HostView { state, run, generation, due, unsynced, problem, .. } = view;
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
-        let idle_ns = clock::now().mono.0.saturating_sub(activity.last_ns);
+        let idle_ns = clock::system_now().mono.0.saturating_sub(activity.last_ns);
         let replica = hosted.replica.status();
         Some(HostStatus {
             host: hosted.host.clone(),

@@ -19,7 +19,6 @@ use dormouse_store::AnyStore;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
-use super::clock;
 use super::commands::{Command, Reply, Wait};
 use super::edge::Edge;
 use super::history::History;
@@ -28,6 +27,7 @@ use super::link::LinkEvent;
 use super::paths::Paths;
 use super::records::Records;
 use super::replica::HostReplica;
+use dormouse_replica::clock;
 
 /// What reaches the loop.
 #[derive(Debug)]
@@ -125,10 +125,10 @@ impl Driver {
     /// Lets proxies of an earlier activator come to the new table before anything is stopped.
     pub(crate) async fn await_proxies(&mut self, limit: Duration) -> Vec<LinkEvent> {
         let mut early = Vec::new();
-        let end = clock::now().mono.0.saturating_add(nanos(limit));
+        let end = clock::system_now().mono.0.saturating_add(nanos(limit));
         loop {
             self.parts.edge.bury();
-            let left = end.saturating_sub(clock::now().mono.0);
+            let left = end.saturating_sub(clock::system_now().mono.0);
             if self.parts.edge.is_settled() || left == 0 {
                 break;
             }
@@ -163,7 +163,7 @@ impl Driver {
         }
         self.ended = false;
         while !self.ended {
-            let now = clock::now();
+            let now = clock::system_now();
             if shutdown_ends.is_some_and(|end| end <= now.mono) {
                 tracing::warn!("shutdown took too long; the next start finds what is left");
                 return;
@@ -188,7 +188,7 @@ impl Driver {
     fn begin_shutdown(&mut self) -> Mono {
         tracing::info!("putting every host to sleep");
         self.step(Event::Shutdown);
-        Mono(clock::now().mono.0.saturating_add(nanos(SHUTDOWN_TIMEOUT)))
+        Mono(clock::system_now().mono.0.saturating_add(nanos(SHUTDOWN_TIMEOUT)))
     }
 
     fn flush(&mut self) {
@@ -258,7 +258,7 @@ impl Driver {
     pub(crate) fn step(&mut self, event: Event) {
         self.at_once.push_back(event);
         while let Some(event) = self.at_once.pop_front() {
-            let now = clock::now();
+            let now = clock::system_now();
             if let Err(error) = self.parts.history.note(now, &event) {
                 tracing::warn!(%error, "the event log cannot be written");
             }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::clock;
 use super::driver::Driver;
+use dormouse_replica::clock;
 
 impl Driver {
     pub(crate) fn metrics(&self) -> String {
@@ -24,7 +24,7 @@ impl Driver {
         let unsynced = self.core.hosts().filter(|view| view.unsynced).count();
         let unsynced = u64::try_from(unsynced).unwrap_or(u64::MAX);
         line(&mut text, "dormouse_hosts_unsynced", "gauge", "", unsynced);
-        let live = self.core.session(clock::now()).0 == "live";
+        let live = self.core.session(clock::system_now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
         self.proxy_metrics(&mut text);
         text

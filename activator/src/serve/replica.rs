@@ -20,14 +20,14 @@ use dormouse_replica::follow::{self, CheckpointStyle, FollowError};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
-use dormouse_replica::{inspect, position_file, spool};
+use dormouse_replica::{clock, inspect, position_file, spool};
 use dormouse_store::AnyStore;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::driver::Driver;
 use super::keeper::{Attach, Finish, keep};
 use super::paths::private_dir;
-use super::{clock, records};
+use super::records;
 
 /// How far a host's copy has come.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ impl HostReplica {
 
     pub(crate) fn status(&self) -> Option<ReplicaStatus> {
         let status = self.peek()?;
-        let now = clock::now().mono;
+        let now = clock::system_now().mono;
         let lag_ns = status.behind_since.map_or(0, |since| now.since(since).0);
         let state = match (status.state, status.trouble) {
             (State::Following, None) => "following".to_owned(),
@@ -345,7 +345,7 @@ impl HostReplica {
             upload: self.upload,
             // Nothing is known of the app's SQLite: it may have the WAL-reset race.
             checkpoints: CheckpointStyle::BarrierThroughout,
-            clock: clock::now,
+            clock: clock::system_now,
         };
         let base = match base {
             Base::At(tip) => running::Base::Current { txid: tip.txid, etag: tip.etag },
@@ -476,7 +476,7 @@ fn of_restore(error: RestoreError) -> ReplicaProblem {
 }
 
 pub(crate) fn wall_ms() -> i64 {
-    i64::try_from(clock::now().wall.0).unwrap_or(i64::MAX)
+    i64::try_from(clock::system_now().wall.0).unwrap_or(i64::MAX)
 }
 
 pub(crate) async fn blocking<T: Send + 'static>(
