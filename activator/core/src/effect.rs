@@ -157,6 +157,8 @@ pub enum Effect {
         /// Set the local file aside as a fork.
         set_aside: bool,
     },
+    /// Set the local file aside as a fork: the host went to another box.
+    SetAside(Ticket, Slot),
     /// Upload a fence, page 1 of the unfinished file.
     PutFence(Ticket, Slot, Txid, Nonce),
     /// Apply one more file to the unfinished one.

@@ -144,6 +144,8 @@ pub enum Got {
         body: Vec<u8>,
         /// Its entity tag.
         etag: ETag,
+        /// How old it is by the store's own clock, where the store tells.
+        age: Option<Nanos>,
     },
     /// No such key: definite.
     Absent,
@@ -244,6 +246,8 @@ pub enum Answer {
     Uploaded(Uploaded),
     /// Of `Effect::Adopt`.
     Adopted(Result<(), ReplicaProblem>),
+    /// Of `Effect::SetAside`: the name that the local file has now.
+    SetAside(Result<String, String>),
     /// Of `Effect::OpenReplica`.
     Opened(Result<(), ReplicaProblem>),
     /// Of `Effect::Spawn`: the instance of this run is healthy.

@@ -8,7 +8,7 @@ use core::mem;
 
 use crate::effect::{Effect, Failure, Reason, Word};
 use crate::event::{Answer, Cause, HostSeed, Policy, Subject, Ticket};
-use crate::ids::{Attempt, ETag, Generation, Host, Nonce, Run, Slot, Txid};
+use crate::ids::{Attempt, BoxName, ETag, Generation, Host, Nonce, Run, Slot, Txid};
 use crate::position::{LocalCopy, RemoteTip};
 use crate::record::HostRecord;
 use crate::session::Session;
@@ -69,6 +69,17 @@ pub(crate) enum LeaseStep {
         record: HostRecord,
         etag: ETag,
     },
+    /// Fencing the owner's session, which is dead.
+    Overthrowing {
+        record: HostRecord,
+        etag: ETag,
+    },
+    /// Whether that fence stands is read again.
+    AskingAgain {
+        record: HostRecord,
+        etag: ETag,
+        until: Mono,
+    },
     Putting {
         put: LeasePut,
     },
@@ -112,6 +123,12 @@ pub(crate) enum CopyStep {
     Relisting,
     Adopting {
         tip: RemoteTip,
+    },
+    /// Nothing is to be started: the host went to another box, and what this one could not upload
+    /// is set aside.
+    Forking {
+        owner: BoxName,
+        generation: Generation,
     },
 }
 
@@ -276,7 +293,11 @@ impl LeaseStep {
     const fn is_sent(&self) -> bool {
         match self {
             Self::Putting { .. } | Self::Checking { .. } | Self::Pausing { .. } => true,
-            Self::AwaitSession | Self::Reading | Self::OwnerSession { .. } => false,
+            Self::AwaitSession
+            | Self::Reading
+            | Self::OwnerSession { .. }
+            | Self::Overthrowing { .. }
+            | Self::AskingAgain { .. } => false,
         }
     }
 }

@@ -41,6 +41,8 @@ fn the_table_has_every_state() {
         "Leasing.AwaitSession",
         "Leasing.Reading",
         "Leasing.OwnerSession",
+        "Leasing.Overthrowing",
+        "Leasing.AskingAgain",
         "Leasing.Putting",
         "Leasing.Checking",
         "Leasing.Pausing",
@@ -52,6 +54,7 @@ fn the_table_has_every_state() {
         "Restoring.Imaging",
         "Restoring.Relisting",
         "Restoring.Adopting",
+        "Restoring.Forking",
         "Opening",
         "Starting",
         "Attaching",
@@ -82,6 +85,11 @@ fn states() -> BTreeMap<String, (Core, Now)> {
         [sleep_and_release, lease_trouble, over_another, keep, stop_trouble, broken, stood_down];
     for path in paths {
         let mut rig = Rig::new(None);
+        path(&mut rig);
+        collect(&mut met, rig);
+    }
+    for path in [overthrow, fork] {
+        let mut rig = Rig::automatic();
         path(&mut rig);
         collect(&mut met, rig);
     }
@@ -174,6 +182,24 @@ fn stood_down(rig: &mut Rig) {
     request(rig);
     rig.until("Awake");
     rig.step(Event::StoodDown(SLOT));
+}
+
+fn overthrow(rig: &mut Rig) {
+    rig.foreign(false, 3);
+    rig.remote(3);
+    rig.age = Some(Nanos::from_secs(60));
+    request(rig);
+    rig.until("Leasing.Overthrowing");
+    rig.answer(Answer::Wrote(Wrote::Unknown));
+    rig.until("Awake");
+}
+
+fn fork(rig: &mut Rig) {
+    request(rig);
+    rig.until("Awake");
+    rig.step(Event::StoodDown(SLOT));
+    rig.foreign(false, 3);
+    rig.until("Restoring.Forking");
 }
 
 type Input = fn(&mut Core, Now, &mut Vec<Effect>);

@@ -12,6 +12,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+#[cfg(test)]
+mod automatic_tests;
 pub mod effect;
 pub mod event;
 mod host;
@@ -30,9 +32,10 @@ mod shared;
 mod takeover;
 pub mod time;
 pub mod upload;
+mod watch;
 
 pub use host::HostView;
-pub use settings::{Identity, Settings};
+pub use settings::{Identity, Settings, TakeoverMode};
 pub use shared::Counters;
 
 use effect::Effect;
@@ -43,6 +46,7 @@ use session::{Session, Turn};
 use shared::{Mode, Nonces, Shared};
 use takeover::Takeover;
 use time::{Mono, Nanos, Now, Wall};
+use watch::Watches;
 
 /// Bounds of the time between sweeps while a host is awake; a quarter of the shortest window else.
 const SWEEP_MIN: Nanos = Nanos::from_millis(100);
@@ -76,6 +80,7 @@ impl Core {
                 settings,
                 nonces: Nonces::default(),
                 counters: Counters::default(),
+                watches: Watches::default(),
                 mode: Mode::Staying,
             },
             session: Session::new(),
@@ -92,6 +97,10 @@ impl Core {
 
     /// One move.
     pub fn step(&mut self, now: Now, event: Event, fx: &mut Vec<Effect>) {
+        // Before anything else is heard: an answer that comes after the deadline changes nothing.
+        if self.session.expire(&mut self.shared, now) {
+            self.lose("the session could not be renewed in time", now, fx);
+        }
         match event {
             Event::Boot { base, memo, hosts } => self.boot(now, base, memo, hosts, fx),
             Event::Added(seed) => self.add(&seed, now, fx),
@@ -120,7 +129,7 @@ impl Core {
     /// When the next sweep is wanted, by MONOTONIC.
     #[must_use]
     pub fn next_due(&self, now: Now) -> Option<Mono> {
-        let mut next = earlier(self.session.next_due(), self.takeover.next_due());
+        let mut next = earlier(self.session.next_due(&self.shared, now), self.takeover.next_due());
         let mut window: Option<Nanos> = None;
         for host in self.active.iter().filter_map(|slot| self.hosts.get(slot)) {
             next = earlier(next, host.next_due(&self.session, now));
@@ -338,14 +347,15 @@ impl Core {
                 let removed = self.hosts.values().filter(|host| host.removed);
                 self.resting.extend(removed.map(|host| host.slot));
             }
-            Turn::Lost => {
-                let all: Vec<Slot> = self.hosts.keys().copied().collect();
-                for slot in all {
-                    self.with(slot, now, fx, |host, ctx| {
-                        host.fence("the box's session was lost", ctx);
-                    });
-                }
-            }
+            Turn::Lost => self.lose("the box's session was lost", now, fx),
+        }
+    }
+
+    /// No host may run any more.
+    fn lose(&mut self, detail: &str, now: Now, fx: &mut Vec<Effect>) {
+        let all: Vec<Slot> = self.hosts.keys().copied().collect();
+        for slot in all {
+            self.with(slot, now, fx, |host, ctx| host.fence(detail, ctx));
         }
     }
 

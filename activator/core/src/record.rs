@@ -121,6 +121,12 @@ impl core::fmt::Display for RecordError {
 impl core::error::Error for RecordError {}
 
 impl SessionRecord {
+    /// Whether what a session of this epoch owned can be taken.
+    #[must_use]
+    pub fn is_over(&self, epoch: Epoch) -> bool {
+        self.ended || self.fenced_by.is_some() || self.epoch > epoch
+    }
+
     /// As JSON.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -7,13 +7,14 @@ use alloc::vec::Vec;
 
 use crate::effect::{Base, Effect, Expect, RecordKey};
 use crate::event::{
-    Answer, Event, Got, HostSeed, Policy, Sample, Saved, Subject, Ticket, Uploaded, Wrote,
+    Answer, Event, Got, HostSeed, Policy, Sample, Saved, StoreProblem, Subject, Ticket, Uploaded,
+    Wrote,
 };
 use crate::ids::{ETag, Epoch, Generation, Run, Slot, Txid};
 use crate::position::{FileId, LocalCopy, POSITION_VERSION, Position, RemoteTip};
 use crate::record::{HostRecord, HostState, Owner, SessionRecord};
 use crate::time::{Boot, MILLI_NS, Mono, Nanos, Now, Wall};
-use crate::{Core, Identity, Settings};
+use crate::{Core, Identity, Settings, TakeoverMode};
 
 pub(crate) const SLOT: Slot = Slot(0);
 pub(crate) const HOST: &str = "h.test";
@@ -27,6 +28,10 @@ pub(crate) struct Rig {
     pub(crate) records: BTreeMap<RecordKey, (Vec<u8>, ETag)>,
     pub(crate) local: LocalCopy,
     pub(crate) tip: Option<RemoteTip>,
+    /// How old the store says that its records are.
+    pub(crate) age: Option<Nanos>,
+    /// The store gives no answer.
+    pub(crate) away: bool,
     /// How a final sync ends; by default clean.
     pub(crate) saves: Option<Saved>,
     /// A core for each state that was met.
@@ -37,15 +42,25 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(frozen: Option<Nanos>) -> Self {
+        Self::with(TakeoverMode::Manual, frozen)
+    }
+
+    pub(crate) fn automatic() -> Self {
+        Self::with(TakeoverMode::Automatic, None)
+    }
+
+    fn with(takeover: TakeoverMode, frozen: Option<Nanos>) -> Self {
         let identity = Identity { name: "box1".into(), id: "id1".into(), boot_id: "b".into() };
         let now = Now { mono: Mono(1), boot: Boot(1), wall: Wall(1_000_000) };
         let mut rig = Self {
-            core: Core::new(Settings::new(identity)),
+            core: Core::new(Settings { takeover, ..Settings::new(identity) }),
             now,
             said: Vec::new(),
             records: BTreeMap::new(),
             local: LocalCopy::default(),
             tip: None,
+            age: None,
+            away: false,
             saves: None,
             met: BTreeMap::new(),
             pending: VecDeque::new(),
@@ -191,9 +206,15 @@ impl Rig {
 
     fn oblige(&mut self, effect: Effect) {
         let (ticket, answer) = match effect {
+            Effect::Get(ticket, _) if self.away => {
+                let problem = StoreProblem::Unreachable("away".into());
+                (ticket, Answer::Got(Got::Failed(problem)))
+            }
+            Effect::Put(ticket, ..) if self.away => (ticket, Answer::Wrote(Wrote::Unknown)),
             Effect::Get(ticket, key) => {
+                let age = self.age;
                 let found = self.records.get(&key).cloned();
-                let got = found.map_or(Got::Absent, |(body, etag)| Got::Found { body, etag });
+                let got = found.map_or(Got::Absent, |(body, etag)| Got::Found { body, etag, age });
                 (ticket, Answer::Got(got))
             }
             Effect::Put(ticket, key, body, expect) => {
@@ -204,6 +225,10 @@ impl Rig {
             Effect::Restore { ticket, .. } | Effect::Apply(ticket, ..) => {
                 let tip = self.tip.clone().unwrap();
                 (ticket, Answer::Fetched(Ok(tip)))
+            }
+            Effect::SetAside(ticket, _) => {
+                self.local = LocalCopy::default();
+                (ticket, Answer::SetAside(Ok("db.fork".into())))
             }
             Effect::PutFence(ticket, _, txid, _) | Effect::PutImage(ticket, _, txid, _) => {
                 self.remote(txid.0);

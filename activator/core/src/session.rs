@@ -13,6 +13,7 @@ use crate::effect::{Effect, Entry, Expect, RecordKey};
 use crate::event::{Answer, Got, SessionMemo, Subject, Ticket, Wrote};
 use crate::ids::{Attempt, BoxName, ETag, Epoch};
 use crate::record::{Owner, SessionRecord};
+use crate::settings::TakeoverMode;
 use crate::shared::{Shared, starts_with};
 use crate::time::{Deadline, Mono, Nanos, Now};
 
@@ -64,11 +65,20 @@ enum State {
         until: Mono,
     },
     /// Fenced; its hosts are being killed.
-    Lost {
-        by: Option<BoxName>,
-    },
+    Lost(Loss),
     Ending(Claim),
     Ended,
+}
+
+/// How a session was lost.
+#[derive(Clone, Debug)]
+enum Loss {
+    /// Another box fenced it.
+    Fenced(BoxName),
+    /// Another record stands where ours was.
+    Replaced,
+    /// With automatic takeover: its deadline passed.
+    Expired,
 }
 
 /// What the session's move means for the hosts.
@@ -136,15 +146,27 @@ impl Session {
             }
             State::Live { record, .. } => ("live", format!("epoch {}", record.epoch)),
             State::Refused { why, .. } => ("refused", why.clone()),
-            State::Lost { by: Some(by) } => ("lost", format!("fenced by {by}")),
-            State::Lost { by: None } => ("lost", "its record was replaced".into()),
+            State::Lost(Loss::Fenced(by)) => ("lost", format!("fenced by {by}")),
+            State::Lost(Loss::Replaced) => ("lost", "its record was replaced".into()),
+            State::Lost(Loss::Expired) => ("lost", "it could not be renewed in time".into()),
             State::Ending(_) => ("ending", String::new()),
             State::Ended => ("ended", String::new()),
         }
     }
 
     /// When it wants to be ticked.
-    pub(crate) fn next_due(&self) -> Option<Mono> {
+    pub(crate) fn next_due(&self, shared: &Shared, now: Now) -> Option<Mono> {
+        let wanted = self.wants_tick();
+        let State::Live { deadline, .. } = &self.state else { return wanted };
+        if !shared.is_automatic() {
+            return wanted;
+        }
+        // Its end must not be slept through.
+        let end = now.mono + deadline.left(now);
+        Some(wanted.map_or(end, |wanted| wanted.min(end)))
+    }
+
+    fn wants_tick(&self) -> Option<Mono> {
         match &self.state {
             State::Pausing { until, .. } | State::Refused { until, .. } => Some(*until),
             State::Claiming(claim)
@@ -154,14 +176,28 @@ impl Session {
                 ClaimStep::Writing | ClaimStep::Checking => None,
             },
             State::Live { next: Next::Renew(at), .. } => Some(*at),
-            State::Down | State::Reading | State::Lost { .. } | State::Ended => None,
+            State::Down | State::Reading | State::Lost(_) | State::Ended => None,
         }
+    }
+
+    /// With automatic takeover: ends a session whose deadline has passed; true when it did.
+    pub(crate) fn expire(&mut self, shared: &mut Shared, now: Now) -> bool {
+        let State::Live { deadline, .. } = &self.state else { return false };
+        if !shared.is_automatic() || !deadline.passed(now) {
+            return false;
+        }
+        shared.counters.add("session_expired");
+        // A renewal may be on its way: its answer is not heard any more.
+        let stale = self.ticket();
+        debug_assert_eq!(stale.attempt, self.attempt);
+        self.state = State::Lost(Loss::Expired);
+        true
     }
 
     /// Begins, or begins again after a loss. Every instance of an earlier epoch is gone.
     pub(crate) fn begin(&mut self, shared: &Shared, fx: &mut Vec<Effect>) {
         match self.state {
-            State::Down | State::Lost { .. } => self.read(shared, fx),
+            State::Down | State::Lost(_) => self.read(shared, fx),
             State::Reading
             | State::Pausing { .. }
             | State::Claiming(_)
@@ -174,7 +210,7 @@ impl Session {
 
     /// Whether it waits for the hosts of an earlier epoch to be gone.
     pub(crate) const fn waits_for_hosts(&self) -> bool {
-        matches!(self.state, State::Down | State::Lost { .. })
+        matches!(self.state, State::Down | State::Lost(_))
     }
 
     /// Ends it; false when it must be asked again later (a renewal is in flight).
@@ -200,7 +236,7 @@ impl Session {
             | State::Pausing { .. }
             | State::Claiming(_)
             | State::Refused { .. }
-            | State::Lost { .. }
+            | State::Lost(_)
             | State::Ended => {
                 self.state = State::Ended;
                 true
@@ -210,7 +246,7 @@ impl Session {
 
     /// Time has passed.
     pub(crate) fn tick(&mut self, shared: &mut Shared, now: Now, fx: &mut Vec<Effect>) {
-        let due = self.next_due().is_some_and(|at| at <= now.mono);
+        let due = self.wants_tick().is_some_and(|at| at <= now.mono);
         if !due {
             return;
         }
@@ -236,7 +272,7 @@ impl Session {
                 };
                 self.state = State::Live { record, etag, deadline, next: Next::Renewing(claim) };
             }
-            other @ (State::Down | State::Reading | State::Lost { .. } | State::Ended) => {
+            other @ (State::Down | State::Reading | State::Lost(_) | State::Ended) => {
                 self.state = other;
             }
         }
@@ -266,7 +302,7 @@ impl Session {
             | State::Pausing { .. }
             | State::Live { .. }
             | State::Refused { .. }
-            | State::Lost { .. }
+            | State::Lost(_)
             | State::Ended) => self.stay(other),
         }
     }
@@ -307,11 +343,16 @@ impl Session {
         let memo_epoch = self.memo.as_ref().map_or(Epoch(0), |memo| memo.epoch);
         match got {
             Got::Absent => self.claim(memo_epoch.next(), Expect::Absent, shared, now, fx),
-            Got::Found { body, etag } => match SessionRecord::decode(&body) {
+            Got::Found { body, etag, age } => match SessionRecord::decode(&body) {
                 Err(error) => self.refuse(format!("{error}"), shared, now),
                 Ok(record) => {
                     let over = record.ended || record.fenced_by.is_some();
-                    if record.id != shared.settings.identity.id && !over {
+                    let other = record.id != shared.settings.identity.id && !over;
+                    let Shared { watches, settings, .. } = &mut *shared;
+                    let is_dead = other
+                        && settings.takeover == TakeoverMode::Automatic
+                        && watches.is_dead(&record, &etag, age, settings, now);
+                    if other && !is_dead {
                         let why = format!(
                             "the name {} is in use by another box (id {}): give this box another \
                              name, or run `dormouse takeover {}` when that box is gone",
@@ -408,7 +449,7 @@ impl Session {
                 let ticket = self.ticket();
                 fx.push(Effect::Get(ticket, Self::key(shared)));
             }
-            (ClaimStep::Checking, Answer::Got(Got::Found { body, etag })) => {
+            (ClaimStep::Checking, Answer::Got(Got::Found { body, etag, .. })) => {
                 match SessionRecord::decode(&body) {
                     Ok(found) if found.nonce == claim.record.nonce => {
                         return self.adopt(claim, etag, shared, fx);
@@ -456,7 +497,7 @@ impl Session {
         if was_live {
             // The deadline stays as it was told, and passes: none would mean no limit.
             shared.counters.add("session_lost");
-            self.state = State::Lost { by };
+            self.state = State::Lost(by.map_or(Loss::Replaced, Loss::Fenced));
             return Turn::Lost;
         }
         self.read(shared, fx);

@@ -18,6 +18,17 @@ pub struct Identity {
     pub boot_id: String,
 }
 
+/// Whether another box's session may be ended by time alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TakeoverMode {
+    /// Only an operator's word ends it: a store outage stops no app.
+    #[default]
+    Manual,
+    /// It is fenced once it is dead, and this box stops its hosts at its own deadline.
+    Automatic,
+}
+
 /// Settings of the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -27,6 +38,9 @@ pub struct Settings {
     pub ttl: Nanos,
     /// How long before its end the box stops writing.
     pub margin: Nanos,
+    /// Whether sessions end by time.
+    #[serde(default)]
+    pub takeover: TakeoverMode,
     /// The whole of one wake.
     pub wake_budget: Nanos,
     /// First wait after a failed wake, and the longest.
@@ -51,6 +65,7 @@ impl Settings {
             identity,
             ttl: Nanos::from_secs(30),
             margin: Nanos::from_secs(5),
+            takeover: TakeoverMode::Manual,
             wake_budget: Nanos::from_secs(300),
             backoff: Nanos::from_secs(1),
             backoff_max: Nanos::from_secs(60),

@@ -5,7 +5,9 @@ use alloc::format;
 use alloc::string::String;
 
 use crate::ids::Nonce;
-use crate::settings::Settings;
+use crate::record::SessionRecord;
+use crate::settings::{Settings, TakeoverMode};
+use crate::watch::Watches;
 
 /// Whether the activator stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,5 +73,23 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) nonces: Nonces,
     pub(crate) counters: Counters,
+    /// Sessions of other boxes, as they were last seen.
+    pub(crate) watches: Watches,
     pub(crate) mode: Mode,
+}
+
+impl Shared {
+    /// What replaces a dead session's record.
+    pub(crate) fn fence_of(&mut self, dead: SessionRecord) -> SessionRecord {
+        SessionRecord {
+            nonce: self.nonces.fresh(),
+            fenced_by: Some(self.settings.identity.name.clone()),
+            ..dead
+        }
+    }
+
+    /// Whether sessions end by time.
+    pub(crate) fn is_automatic(&self) -> bool {
+        self.settings.takeover == TakeoverMode::Automatic
+    }
 }

@@ -11,7 +11,8 @@ use crate::event::{Answer, Got, Subject, Ticket, Wrote};
 use crate::ids::{Attempt, BoxName, ETag};
 use crate::record::SessionRecord;
 use crate::shared::Shared;
-use crate::time::{Boot, MILLI_NS, Mono, Nanos, Now};
+use crate::time::{Boot, Mono, Nanos, Now};
+use crate::watch::{is_old, patience};
 
 #[derive(Clone, Debug)]
 enum State {
@@ -143,14 +144,14 @@ impl Takeover {
         &mut self,
         target: BoxName,
         got: Got,
-        shared: &Shared,
+        shared: &mut Shared,
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
         match got {
             Got::Absent => end(target, TakeoverEnd::Unknown, fx),
             Got::Failed(problem) => end(target, TakeoverEnd::Failed(problem.detail().into()), fx),
-            Got::Found { body, etag } => match SessionRecord::decode(&body) {
+            Got::Found { body, etag, age } => match SessionRecord::decode(&body) {
                 Err(error) => end(target, TakeoverEnd::Failed(error.0), fx),
                 Ok(record) if record.ended || record.fenced_by.is_some() => {
                     end(target, TakeoverEnd::AlreadyOver, fx);
@@ -160,10 +161,12 @@ impl Takeover {
                     let why = "this box cannot take itself over".into();
                     end(target, TakeoverEnd::Refused(why), fx);
                 }
+                // Unchanged for long enough by the store's own clock.
+                Ok(record) if is_old(&record, age, &shared.settings) => {
+                    self.fence(target, record, etag, shared, fx);
+                }
                 Ok(record) => {
-                    // The record's own TTL: its box may be configured otherwise than this one.
-                    let ttl = Nanos(record.ttl_ms.saturating_mul(MILLI_NS));
-                    let watch = Nanos(ttl.0.saturating_add(shared.settings.margin.0));
+                    let watch = patience(&record, &shared.settings);
                     self.state = State::Watching {
                         target,
                         record,
@@ -186,25 +189,32 @@ impl Takeover {
         fx: &mut Vec<Effect>,
     ) {
         match got {
-            Got::Found { body, etag } => {
+            Got::Found { body, etag, .. } => {
                 // The nonce too: entity tags may be content hashes.
                 let same = SessionRecord::decode(&body).is_ok_and(|r| r.nonce == record.nonce);
                 if etag != *watched || !same {
                     return end(target, TakeoverEnd::Alive, fx);
                 }
-                let fence = SessionRecord {
-                    nonce: shared.nonces.fresh(),
-                    fenced_by: Some(shared.settings.identity.name.clone()),
-                    ..record
-                };
-                let ticket = self.ticket();
-                let key = RecordKey::Session(target.clone());
-                fx.push(Effect::Put(ticket, key, fence.encode(), Expect::Tag(etag)));
-                self.state = State::Fencing { target, fence };
+                self.fence(target, record, etag, shared, fx);
             }
             Got::Absent => end(target, TakeoverEnd::Alive, fx),
             Got::Failed(problem) => end(target, TakeoverEnd::Failed(problem.detail().into()), fx),
         }
+    }
+
+    fn fence(
+        &mut self,
+        target: BoxName,
+        record: SessionRecord,
+        etag: ETag,
+        shared: &mut Shared,
+        fx: &mut Vec<Effect>,
+    ) {
+        let fence = shared.fence_of(record);
+        let ticket = self.ticket();
+        let key = RecordKey::Session(target.clone());
+        fx.push(Effect::Put(ticket, key, fence.encode(), Expect::Tag(etag)));
+        self.state = State::Fencing { target, fence };
     }
 }
 

@@ -126,6 +126,15 @@ impl Deadline {
         Self { mono: start.mono + span, boot: start.boot + span, wall: start.wall + span }
     }
 
+    /// How long until the first of the clocks reaches it.
+    #[must_use]
+    pub fn left(&self, now: Now) -> Nanos {
+        let mono = self.mono.since(now.mono).0;
+        let boot = self.boot.0.saturating_sub(now.boot.0);
+        let wall = self.wall.0.saturating_sub(now.wall.0).saturating_mul(MILLI_NS);
+        Nanos(mono.min(boot).min(wall))
+    }
+
     /// Whether the first of the clocks has reached it.
     #[must_use]
     pub fn passed(&self, now: Now) -> bool {

@@ -4,10 +4,10 @@
 use alloc::format;
 use alloc::string::String;
 
-use super::{Context, CopyStep, HostEntry, Lease, State, Tip, Wake};
+use super::{Context, CopyStep, HostEntry, Lease, Purpose, State, Tip, Wake};
 use crate::effect::{Base, Effect, Reason};
 use crate::event::{Answer, ReplicaProblem, Uploaded};
-use crate::ids::{ETag, Nonce, Txid};
+use crate::ids::{BoxName, ETag, Generation, Nonce, Txid};
 use crate::position::{Claimed, CopyRefusal, LocalCopy, Remote, RemoteTip, Verdict, judge};
 use crate::record::HostRecord;
 use crate::time::Mono;
@@ -38,8 +38,14 @@ impl HostEntry {
                 let remote = self.newest_by_tip();
                 self.decide(wake, local, &remote, ctx);
             }
-            (CopyStep::Inspecting, Answer::Inspected(Err(why))) => {
+            (CopyStep::Forking { owner, generation }, Answer::Inspected(Ok(local))) => {
+                self.on_fork_seen(wake, owner, generation, &local, ctx);
+            }
+            (_, Answer::Inspected(Err(why)) | Answer::SetAside(Err(why))) => {
                 self.fail_wake(Reason::Disk, why, ctx);
+            }
+            (CopyStep::Forking { owner, .. }, Answer::SetAside(Ok(name))) => {
+                self.end_fork(&owner, &name, ctx);
             }
             (CopyStep::Listing { local }, Answer::Listed(Ok(tip))) => {
                 self.decide(wake, local, &Remote::Known(tip), ctx);
@@ -64,6 +70,46 @@ impl HostEntry {
                 self.fail_replica(&p, ctx);
             }
             (step, _) => self.state = State::Restoring { wake, step },
+        }
+    }
+
+    /// What a sleep left behind belongs to a history that another box has gone past.
+    pub(super) fn begin_fork(&mut self, wake: Wake, record: &HostRecord, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Inspect(ticket, self.slot));
+        let step =
+            CopyStep::Forking { owner: record.owner.name.clone(), generation: record.generation };
+        self.state = State::Restoring { wake, step };
+    }
+
+    fn on_fork_seen(
+        &mut self,
+        wake: Wake,
+        owner: BoxName,
+        generation: Generation,
+        local: &LocalCopy,
+        ctx: &mut Context<'_>,
+    ) {
+        let written = local.position.as_ref().map(|position| position.generation);
+        if local.file.is_none() || written.is_none_or(|written| written >= generation) {
+            let detail = format!("box {owner} owns this host; the local copy was left as it is");
+            return self.fail_wake(Reason::Elsewhere, detail, ctx);
+        }
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::SetAside(ticket, self.slot));
+        self.state = State::Restoring { wake, step: CopyStep::Forking { owner, generation } };
+    }
+
+    fn end_fork(&mut self, owner: &BoxName, name: &str, ctx: &mut Context<'_>) {
+        ctx.shared.counters.add("forks_set_aside");
+        self.last_problem = Some(format!(
+            "box {owner} took this host over; what was not uploaded here is kept as {name}"
+        ));
+        self.unsynced = None;
+        self.state = State::Asleep;
+        if self.purpose == Purpose::Serve {
+            // Somebody came meanwhile: the answer is the other box's to give.
+            self.begin_wake(ctx);
         }
     }
 
@@ -206,7 +252,8 @@ impl HostEntry {
             | CopyStep::Applying
             | CopyStep::Imaging { .. }
             | CopyStep::Relisting
-            | CopyStep::Adopting { .. }) => self.state = State::Restoring { wake, step },
+            | CopyStep::Adopting { .. }
+            | CopyStep::Forking { .. }) => self.state = State::Restoring { wake, step },
         }
     }
 

@@ -11,6 +11,8 @@ use crate::event::{Answer, Got, StoreProblem, Wrote};
 use crate::ids::{ETag, Generation, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
+use crate::settings::TakeoverMode;
+use crate::shared::Shared;
 use crate::time::Mono;
 
 impl HostEntry {
@@ -90,9 +92,14 @@ impl HostEntry {
                     self.state = State::Leasing { wake, step: LeaseStep::Pausing { put, until } };
                 }
             }
+            LeaseStep::AskingAgain { record, etag, until } if until <= ctx.now.mono => {
+                self.ask_owner(wake, record, etag, ctx);
+            }
             step @ (LeaseStep::AwaitSession
             | LeaseStep::Reading
             | LeaseStep::OwnerSession { .. }
+            | LeaseStep::Overthrowing { .. }
+            | LeaseStep::AskingAgain { .. }
             | LeaseStep::Putting { .. }
             | LeaseStep::Checking { .. }
             | LeaseStep::Pausing { .. }) => self.state = State::Leasing { wake, step },
@@ -111,10 +118,13 @@ impl HostEntry {
             (LeaseStep::OwnerSession { record, etag }, Answer::Got(got)) => {
                 self.on_owner_session(wake, record, etag, got, ctx);
             }
+            (LeaseStep::Overthrowing { record, etag }, Answer::Wrote(wrote)) => {
+                self.on_overthrow(wake, record, etag, wrote, ctx);
+            }
             (LeaseStep::Putting { put }, Answer::Wrote(wrote)) => {
                 self.on_lease_put(wake, put, wrote, ctx);
             }
-            (LeaseStep::Checking { put }, Answer::Got(Got::Found { body, etag })) => {
+            (LeaseStep::Checking { put }, Answer::Got(Got::Found { body, etag, .. })) => {
                 match HostRecord::decode(&body) {
                     Ok(found) if found.nonce == put.record.nonce => self.own(wake, put, etag, ctx),
                     Ok(_) | Err(_) => self.read_record(wake, ctx),
@@ -155,7 +165,7 @@ impl HostEntry {
         let (record, etag) = match got {
             Got::Absent => return self.take(wake, None, ctx),
             Got::Failed(problem) => return self.fail_store(&problem, ctx),
-            Got::Found { body, etag } => match HostRecord::decode(&body) {
+            Got::Found { body, etag, .. } => match HostRecord::decode(&body) {
                 Ok(record) => (record, etag),
                 Err(error) => {
                     return self.fail_wake(Reason::Replica, format!("{error}"), ctx);
@@ -171,14 +181,15 @@ impl HostEntry {
             HostState::Released => self.take(wake, Some((record, etag)), ctx),
             // Ours, of this epoch or an earlier one: all instances of it were proven gone.
             HostState::Owned if own => self.take(wake, Some((record, etag)), ctx),
-            HostState::Owned => {
-                let ticket = self.ticket();
-                let key = RecordKey::Session(record.owner.name.clone());
-                ctx.fx.push(Effect::Get(ticket, key));
-                let step = LeaseStep::OwnerSession { record, etag };
-                self.state = State::Leasing { wake, step };
-            }
+            HostState::Owned => self.ask_owner(wake, record, etag, ctx),
         }
+    }
+
+    /// Whose session is it, and is it over?
+    fn ask_owner(&mut self, wake: Wake, record: HostRecord, etag: ETag, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Get(ticket, RecordKey::Session(record.owner.name.clone())));
+        self.state = State::Leasing { wake, step: LeaseStep::OwnerSession { record, etag } };
     }
 
     fn on_owner_session(
@@ -189,26 +200,81 @@ impl HostEntry {
         got: Got,
         ctx: &mut Context<'_>,
     ) {
-        let owner = &record.owner;
-        let lives = format!(
-            "box {} owns this host: wake it there, or run `dormouse takeover {}` when that box is gone",
-            owner.name, owner.name
-        );
         match got {
-            Got::Found { body, .. } => match SessionRecord::decode(&body) {
+            Got::Found { body, etag: tag, age } => match SessionRecord::decode(&body) {
+                Ok(session) if session.is_over(record.owner.epoch) => {
+                    self.take(wake, Some((record, etag)), ctx);
+                }
                 Ok(session) => {
-                    let over =
-                        session.ended || session.fenced_by.is_some() || session.epoch > owner.epoch;
-                    if over {
-                        self.take(wake, Some((record, etag)), ctx);
+                    let Shared { watches, settings, .. } = &mut *ctx.shared;
+                    let dead = settings.takeover == TakeoverMode::Automatic
+                        && watches.is_dead(&session, &tag, age, settings, ctx.now);
+                    if dead && ctx.session.may_write(ctx.now) {
+                        self.overthrow(wake, (record, etag), (session, tag), ctx);
                     } else {
-                        self.fail_wake(Reason::Elsewhere, lives, ctx);
+                        self.elsewhere(wake, &record, ctx);
                     }
                 }
                 Err(error) => self.fail_wake(Reason::Replica, format!("{error}"), ctx),
             },
-            Got::Absent => self.fail_wake(Reason::Elsewhere, lives, ctx),
+            Got::Absent => self.elsewhere(wake, &record, ctx),
             Got::Failed(problem) => self.fail_store(&problem, ctx),
+        }
+    }
+
+    /// Another box's session owns it.
+    fn elsewhere(&mut self, wake: Wake, record: &HostRecord, ctx: &mut Context<'_>) {
+        if self.purpose == Purpose::Sync {
+            // Our copy is a fork: whoever owns the host does not have what was not uploaded.
+            return self.begin_fork(wake, record, ctx);
+        }
+        let name = &record.owner.name;
+        let detail = if ctx.shared.is_automatic() {
+            format!("box {name} owns this host and is alive: wake it there")
+        } else {
+            format!(
+                "box {name} owns this host: wake it there, or run `dormouse takeover {name}` when \
+                 that box is gone"
+            )
+        };
+        self.fail_wake(Reason::Elsewhere, detail, ctx);
+    }
+
+    /// Fences a dead session, by the tag that was seen: its next renewal fails, or this does.
+    fn overthrow(
+        &mut self,
+        wake: Wake,
+        (record, etag): (HostRecord, ETag),
+        (dead, tag): (SessionRecord, ETag),
+        ctx: &mut Context<'_>,
+    ) {
+        ctx.shared.counters.add("sessions_fenced");
+        let key = RecordKey::Session(dead.name.clone());
+        let fence = ctx.shared.fence_of(dead);
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Put(ticket, key, fence.encode(), Expect::Tag(tag)));
+        self.state = State::Leasing { wake, step: LeaseStep::Overthrowing { record, etag } };
+    }
+
+    fn on_overthrow(
+        &mut self,
+        wake: Wake,
+        record: HostRecord,
+        etag: ETag,
+        wrote: Wrote,
+        ctx: &mut Context<'_>,
+    ) {
+        match wrote {
+            Wrote::Done(_) => self.take(wake, Some((record, etag)), ctx),
+            // It was renewed, or fenced by somebody, perhaps by us: its record says so.
+            Wrote::ConditionFailed => self.ask_owner(wake, record, etag, ctx),
+            // Not definite. A fence that is read is; one that still travels is tried again.
+            Wrote::Conflict | Wrote::Unknown => {
+                let until = ctx.now.mono + ctx.shared.settings.retry;
+                let step = LeaseStep::AskingAgain { record, etag, until };
+                self.state = State::Leasing { wake, step };
+            }
+            Wrote::Failed(problem) => self.fail_store(&problem, ctx),
         }
     }
 

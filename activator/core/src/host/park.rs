@@ -88,7 +88,7 @@ impl HostEntry {
             | (ParkStep::Checking { put }, Answer::Got(Got::Failed(_))) => {
                 self.pause_release(put, ctx);
             }
-            (ParkStep::Checking { put }, Answer::Got(Got::Found { body, etag })) => {
+            (ParkStep::Checking { put }, Answer::Got(Got::Found { body, etag, .. })) => {
                 self.on_release_read(&put, &body, etag, ctx);
             }
             (ParkStep::Checking { .. }, Answer::Got(Got::Absent)) => self.end_release(ctx),

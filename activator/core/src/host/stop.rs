@@ -269,6 +269,7 @@ impl HostEntry {
                 ctx.shared.counters.add("leases_lost");
                 self.lease = Lease::None;
                 self.tip = Tip::Doubtful;
+                self.unsynced = Some(ctx.now.mono + ctx.shared.settings.retry_max);
             }
         }
         if let Why::Failed(failure) = why {
@@ -398,6 +399,8 @@ impl HostEntry {
     fn end_fenced(&mut self, then: Then, ctx: &mut Context<'_>) {
         self.lease = Lease::None;
         self.tip = Tip::Doubtful;
+        // What it wrote last is nowhere else: uploaded when the host is ours again, or set aside.
+        self.unsynced = Some(ctx.now.mono);
         self.settle(then, ctx);
     }
 }

@@ -121,10 +121,13 @@ impl HostEntry {
     pub(crate) fn next_due(&self, session: &Session, now: Now) -> Option<Mono> {
         match &self.state {
             State::Leasing { wake, step } => Some(match step {
-                LeaseStep::Pausing { until, .. } => (*until).min(wake.deadline),
+                LeaseStep::Pausing { until, .. } | LeaseStep::AskingAgain { until, .. } => {
+                    (*until).min(wake.deadline)
+                }
                 LeaseStep::AwaitSession
                 | LeaseStep::Reading
                 | LeaseStep::OwnerSession { .. }
+                | LeaseStep::Overthrowing { .. }
                 | LeaseStep::Putting { .. }
                 | LeaseStep::Checking { .. } => wake.deadline,
             }),
@@ -142,7 +145,8 @@ impl HostEntry {
                 | CopyStep::Applying
                 | CopyStep::Imaging { .. }
                 | CopyStep::Relisting
-                | CopyStep::Adopting { .. } => wake.deadline,
+                | CopyStep::Adopting { .. }
+                | CopyStep::Forking { .. } => wake.deadline,
             }),
             State::Opening { wake }
             | State::Starting { wake, .. }
