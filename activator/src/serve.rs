@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use dormouse_core::{Identity, Settings};
+use dormouse_core::{Identity, Settings, TakeoverMode};
 use dormouse_instances::{Containment, Nursery};
-use dormouse_link::config::{Config, Span, Store as StoreConfig, StoreKind};
+use dormouse_link::config::{Config, Span, Store as StoreConfig, StoreKind, Takeover};
 use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
@@ -225,6 +225,10 @@ fn settings(config: &Config, identity: Identity) -> Settings {
     Settings {
         ttl: nanos(config.session.ttl),
         margin: nanos(config.session.margin),
+        takeover: match config.session.takeover {
+            Takeover::Manual => TakeoverMode::Manual,
+            Takeover::Automatic => TakeoverMode::Automatic,
+        },
         wake_budget: nanos(config.wake.budget),
         backoff: nanos(config.wake.backoff),
         backoff_max: nanos(config.wake.backoff_max),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_link::message::{ActivatorHello, RouteLimits, ToProxy};
 use dormouse_link::protocol;
-use dormouse_link::table::{AreaOwner, ProcessId, TableError, TableId, WordsOwner};
+use dormouse_link::table::{AreaOwner, Deadline, ProcessId, TableError, TableId, WordsOwner};
 use dormouse_link::{NotStopped, Refusal, RunNumber, Slot, Word};
 
 use nix::errno::Errno;
@@ -259,6 +259,11 @@ impl Edge {
         let met = protocol::resolve(word, self.counters(slot), word.load(), to);
         debug_assert!(met.is_ok(), "invariant 8: somebody else wrote a word");
         self.tell(&ToProxy::Notify { slot });
+    }
+
+    /// Past it the proxies send nothing to any instance.
+    pub(crate) fn set_deadline(&self, deadline: Deadline) {
+        self.words.set_deadline(Some(deadline));
     }
 
     /// Sends all waiters of a slot away.

@@ -1,9 +1,10 @@
 //! Effects carried out: what is quick at once, the rest in tasks that come back as answers.
 
+use dormouse_core::TakeoverMode;
 use dormouse_core::effect::{Effect, Failure, Reason, Word};
 use dormouse_core::event::{Answer, Event, Ticket};
 use dormouse_core::ids::{Run, Slot};
-use dormouse_core::time::Wall;
+use dormouse_core::time::{Deadline, MILLI_NS, Wall};
 use dormouse_link::{Refusal, RunNumber};
 
 use super::ask;
@@ -25,6 +26,7 @@ impl Driver {
             Effect::Restore { ticket, slot, set_aside } => {
                 self.on_copy(ticket, slot, |copy| copy.restore(set_aside));
             }
+            Effect::SetAside(ticket, slot) => self.on_copy(ticket, slot, HostReplica::fork),
             Effect::PutFence(ticket, slot, txid, nonce) => {
                 self.on_copy(ticket, slot, |copy| copy.put_fence(txid, nonce));
             }
@@ -52,14 +54,23 @@ impl Driver {
             Effect::Kill(ticket, slot) => self.end_instance(ticket, slot, true),
             Effect::Freeze(ticket, slot) => self.freeze(ticket, slot, true),
             Effect::Thaw(ticket, slot) => self.freeze(ticket, slot, false),
-            // The table says none: with manual takeover no instance is stopped by time.
-            Effect::Deadline(deadline) => {
-                self.deadline.send_replace(deadline.unwrap_or(OVER));
-            }
+            Effect::Deadline(deadline) => self.set_deadline(deadline.unwrap_or(OVER)),
             Effect::Retired(slot) => self.retired(slot),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
             Effect::Exit => self.ended = true,
         }
+    }
+
+    /// Uploads count until then. With automatic takeover proxies send nothing past it either; with
+    /// manual takeover no app is stopped by time, and the table says so.
+    fn set_deadline(&self, deadline: Deadline) {
+        if self.parts.settings.takeover == TakeoverMode::Automatic {
+            self.parts.edge.set_deadline(dormouse_link::table::Deadline {
+                boottime_ns: deadline.boot.0,
+                realtime_ns: deadline.wall.0.saturating_mul(MILLI_NS),
+            });
+        }
+        self.deadline.send_replace(deadline);
     }
 
     fn try_stop(&mut self, ticket: Ticket, slot: Slot, run: Run) {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use dormouse_core::effect::{Expect, RecordKey};
 use dormouse_core::event::{Got, StoreProblem, Wrote};
+use dormouse_core::time::Nanos;
 use dormouse_store::{
-    AnyStore, Body, Condition, Metadata, PutOutcome, ReadError, Store, host_record_key,
+    Age, AnyStore, Body, Condition, Metadata, PutOutcome, ReadError, Store, host_record_key,
     session_record_key,
 };
 
@@ -35,7 +36,10 @@ impl Records {
         let key = self.key(key);
         match tokio::time::timeout(RECORD_TIMEOUT, self.store.get(&key)).await {
             Err(_) => Got::Failed(StoreProblem::Unreachable(format!("no answer for {key}"))),
-            Ok(Ok(object)) => Got::Found { body: object.body, etag: object.meta.etag },
+            Ok(Ok(object)) => {
+                let age = object.meta.age.map(age);
+                Got::Found { body: object.body, etag: object.meta.etag, age }
+            }
             Ok(Err(ReadError::NotFound { .. })) => Got::Absent,
             Ok(Err(error)) => Got::Failed(problem(&error)),
         }
@@ -58,6 +62,12 @@ impl Records {
             Ok(PutOutcome::Broken { why }) => Wrote::Failed(StoreProblem::Broken(why)),
         }
     }
+}
+
+/// How old, by the store's own clock alone; a date before the write counts as new.
+fn age(age: Age) -> Nanos {
+    let ms = age.date_ms.saturating_sub(age.last_modified_ms);
+    Nanos::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 /// A failed read, as the core knows it.

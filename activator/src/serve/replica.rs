@@ -172,7 +172,7 @@ impl HostReplica {
     pub(crate) async fn restore(self, set_aside: bool) -> Answer {
         let mut stage = self.stage.lock().await;
         self.fence.lock().await.take();
-        if set_aside && let Err(why) = self.clone().set_aside().await {
+        if set_aside && let Err(why) = self.set_aside().await {
             return Answer::Fetched(Err(ReplicaProblem::Local(why)));
         }
         let temporary = self.state_dir.join(UNFINISHED);
@@ -185,20 +185,32 @@ impl HostReplica {
         }))
     }
 
-    async fn set_aside(self) -> Result<(), String> {
+    /// The host went to another box: the local copy is kept under another name.
+    pub(crate) async fn fork(self) -> Answer {
+        let stage = self.stage.lock().await;
+        Answer::SetAside(match &*stage {
+            Stage::Nothing | Stage::Unfinished(_) => self.set_aside().await,
+            // A wake has overtaken the question: it decides.
+            Stage::Opened(_) | Stage::Running(_) => Err("the copy is in use again".to_owned()),
+        })
+    }
+
+    /// The name that the local copy has now.
+    async fn set_aside(&self) -> Result<String, String> {
+        let this = self.clone();
         blocking(move || {
-            let position =
-                position_file::load(&self.state_dir).map_err(|error| error.to_string())?;
+            let Self { database, state_dir, place, .. } = this;
+            let position = position_file::load(&state_dir).map_err(|error| error.to_string())?;
             let (generation, txid) =
                 position.map_or((Generation(0), Txid(0)), |p| (p.generation, p.txid));
-            let fork = inspect::set_aside(&self.database, &self.state_dir, generation, txid)
+            let fork = inspect::set_aside(&database, &state_dir, generation, txid)
                 .map_err(|error| error.to_string())?;
             tracing::warn!(
-                host = %self.place.host,
+                host = %place.host,
                 fork = %fork.display(),
                 "the local copy is not what the store has: set aside"
             );
-            Ok(())
+            Ok(fork.display().to_string())
         })
         .await
     }

@@ -243,7 +243,7 @@ impl Default for Session {
 pub enum Takeover {
     /// The operator, by `dormouse takeover BOX`.
     Manual,
-    /// Time alone. Not built yet: refused.
+    /// Time alone: a box that cannot renew its session stops all its hosts, and others take them.
     Automatic,
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use super::{App, Config, Span, Store, StoreKind, Takeover};
+use super::{App, Config, Span, Store, StoreKind};
 
 /// Why a config was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -148,10 +148,6 @@ fn edge(config: &Config) -> Result<(), Misfit> {
 
 fn session(config: &Config) -> Result<(), Misfit> {
     let session = &config.session;
-    if session.takeover == Takeover::Automatic {
-        let problem = "automatic takeover is not built yet".to_owned();
-        return misfit("session.takeover", problem, "\"manual\"");
-    }
     if session.margin.as_nanos().saturating_mul(2) > session.ttl.as_nanos() {
         let problem = format!("{} is over half of ttl", session.margin);
         return misfit("session.margin", problem, "at most half of session.ttl");
@@ -245,7 +241,7 @@ mod tests {
     fn values_that_do_not_fit_name_key_and_what_is_allowed() {
         for (text, key) in [
             ("[box]\nname = \"a b\"", "box.name"),
-            ("[session]\ntakeover = \"automatic\"", "session.takeover"),
+            ("[session]\ntakeover = \"perhaps\"", "session.takeover"),
             ("[session]\nttl = \"1s\"\nmargin = \"900ms\"", "session.margin"),
             ("[store]\nkind = \"directory\"", "store.path"),
             ("[store]\nkind = \"s3\"\nbucket = \"b\"", "store.kind"),
