@@ -569,7 +569,7 @@ impl HostEntry {
                 let detail = "the instance was not ready within the wake's budget".into();
                 self.fail_start(Reason::TimedOut, detail, ctx);
             }
-            State::Frozen { run, .. } => self.stop(Some(run), Why::Idle, Then::Sleep, ctx),
+            State::Frozen { run, .. } => self.stop_frozen(run, Why::Idle, ctx),
             State::Stopping { run, why, then, step } => self.tick_stop(run, why, then, step, ctx),
             State::Parking { step } => self.tick_park(step, ctx),
             State::Fenced { then, .. } => {

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dormouse_core::effect::{Effect, Entry, TakeoverEnd, Word};
+use dormouse_core::effect::{Effect, Entry, Expect, RecordKey, TakeoverEnd, Word};
 use dormouse_core::event::{Answer, Event, HostSeed, Policy, Sample, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Host, Run, Slot};
+use dormouse_core::record::SessionRecord;
 use dormouse_core::time::{Deadline, Mono, Nanos};
-use dormouse_core::{Core, Identity, Settings};
+use dormouse_core::{Core, Identity, Settings, TakeoverMode};
 use dormouse_link::RunNumber;
 
 use crate::clock::{MS, S, Time};
@@ -52,10 +53,18 @@ impl World {
             id: self.boxes[b].id.clone(),
             boot_id: format!("boot{}", self.boxes[b].lives),
         };
+        let defaults = Settings::new(identity);
+        let margin = if self.breaks(Sabotage::MarginOmitted) { Nanos(0) } else { defaults.margin };
         Settings {
+            margin,
+            takeover: if self.plan.automatic {
+                TakeoverMode::Automatic
+            } else {
+                TakeoverMode::Manual
+            },
             wake_budget: Nanos::from_secs(60),
             backoff_max: Nanos::from_secs(8),
-            ..Settings::new(identity)
+            ..defaults
         }
     }
 
@@ -266,6 +275,7 @@ impl World {
             Effect::Restore { ticket, slot, set_aside } => {
                 self.task(b, slot, Task::Restore(ticket, set_aside));
             }
+            Effect::SetAside(ticket, slot) => self.task(b, slot, Task::Fork(ticket)),
             Effect::PutFence(ticket, slot, txid, nonce) => {
                 self.task(b, slot, Task::Fence(ticket, nonce, txid));
             }
@@ -303,16 +313,19 @@ impl World {
         }
     }
 
-    fn put_record(
-        &mut self,
-        b: BoxIndex,
-        ticket: Ticket,
-        put: (dormouse_core::effect::RecordKey, Vec<u8>, dormouse_core::effect::Expect),
-    ) {
+    fn put_record(&mut self, b: BoxIndex, ticket: Ticket, put: (RecordKey, Vec<u8>, Expect)) {
         let (key, mut body, expect) = put;
-        let is_host = matches!(key, dormouse_core::effect::RecordKey::Host(_));
+        let is_host = matches!(key, RecordKey::Host(_));
         if is_host && self.breaks(Sabotage::LeaseAssumed) {
             let wrote = Wrote::Done(dormouse_core::ids::ETag("\"assumed\"".into()));
+            return self.answer_at_once(b, ticket, Answer::Wrote(wrote));
+        }
+        let own = key == RecordKey::Session(self.boxes[b].name.clone());
+        if self.stormy && !own && self.breaks(Sabotage::SessionUnfenced) && is_fence(&body) {
+            if let RecordKey::Session(name) = key {
+                self.ledger.unfenced.insert(name);
+            }
+            let wrote = Wrote::Done(dormouse_core::ids::ETag("\"unfenced\"".into()));
             return self.answer_at_once(b, ticket, Answer::Wrote(wrote));
         }
         if is_host && self.breaks(Sabotage::GenerationKept) {
@@ -325,11 +338,16 @@ impl World {
     fn set_deadline(&mut self, b: BoxIndex, deadline: Option<Deadline>) {
         let Some(activator) = self.boxes[b].activator.as_mut() else { return };
         activator.deadline = deadline;
+        let guarded = deadline.filter(|_| self.plan.automatic);
         let slots: Vec<(Slot, u64)> =
             activator.hosts.iter().filter_map(|(s, h)| Some((*s, h.replica()?))).collect();
         for (slot, replica) in slots {
-            let input = dormouse_core::upload::UploadInput::DeadlineSet(deadline);
+            let counted = deadline.filter(|_| !self.breaks(Sabotage::FencesDeleted));
+            let input = dormouse_core::upload::UploadInput::DeadlineSet(counted);
             self.upload(b, slot, replica, input);
+        }
+        if let Some(deadline) = guarded {
+            self.guard_until(b, deadline);
         }
     }
 
@@ -422,6 +440,11 @@ const fn link_word(word: Word) -> dormouse_link::Word {
         Word::Awake(run) => dormouse_link::Word::Awake { run: RunNumber(run.0) },
         Word::Stopping(run) => dormouse_link::Word::Stopping { run: RunNumber(run.0) },
     }
+}
+
+/// Whether a session record says that its session was fenced.
+fn is_fence(body: &[u8]) -> bool {
+    SessionRecord::decode(body).is_ok_and(|record| record.fenced_by.is_some())
 }
 
 /// An effect without the bytes of records.

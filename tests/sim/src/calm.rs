@@ -157,7 +157,11 @@ impl World {
 
     fn invariant_7_due_hosts_wake(&mut self) {
         self.ledger.due_in = None;
-        let promised = std::mem::take(&mut self.ledger.promised);
+        let mut promised: Vec<_> = std::mem::take(&mut self.ledger.promised).into_iter().collect();
+        // In their order: who is due first may sleep again before the last one wakes.
+        promised.sort_by_key(|((b, _), due)| {
+            due.0.saturating_sub(self.boxes[*b].clock.now(self.time).wall.0)
+        });
         for ((b, host), due) in promised {
             let wall = self.boxes[b].clock.now(self.time).wall;
             let left = due.0.saturating_sub(wall.0) * crate::clock::MS;

@@ -124,6 +124,7 @@ impl World {
         self.boxes[b].activator = None;
         self.boxes[b].pause = None;
         self.boxes[b].overthrown = false;
+        self.boxes[b].guard.rest();
         let proxies: Vec<ProxyId> = self.boxes[b].proxies.keys().copied().collect();
         for proxy in proxies {
             self.kill_proxy(b, proxy);
@@ -183,7 +184,11 @@ impl World {
             return;
         }
         self.tell(|| format!("box{b} is paused for {} s (whole: {whole})", span / S));
-        self.boxes[b].pause = Some(Pause { until: self.time + span, whole });
+        let until = self.time + span;
+        self.boxes[b].pause = Some(Pause { until, whole });
+        if whole {
+            self.boxes[b].stands_still_until = until;
+        }
     }
 
     fn proxy_trouble(&mut self, b: BoxIndex) {

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dormouse_core::effect::RecordKey;
-use dormouse_core::ids::{Generation, Host, Nonce, Run, Slot, Txid};
+use dormouse_core::ids::{BoxName, Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
 use dormouse_core::time::Wall;
 
-use crate::clock::{S, Time};
+use crate::clock::{MS, S, Time};
 use crate::instances::InstanceId;
 use crate::store::{Store, Write};
 use crate::world::{BoxIndex, World};
@@ -26,6 +26,8 @@ pub struct Ledger {
     pub lost: BTreeSet<Write>,
     /// Boxes that were told to put everything to sleep and go.
     pub leaving: BTreeSet<BoxIndex>,
+    /// Sabotage: boxes that are said to be fenced, and are not.
+    pub unfenced: BTreeSet<BoxName>,
     /// Nonces of releases, as they were journalled.
     pub releases: BTreeSet<Nonce>,
     /// How often what happened.
@@ -49,6 +51,8 @@ impl Ledger {
     }
 }
 
+/// The longest kill.
+const KILLED_WITHIN: Time = 8500 * MS;
 /// A waiter's answer travels a little.
 const SLACK: Time = S;
 /// How long a death may go unnoticed; a box that stands still for a while notices later.
@@ -76,6 +80,13 @@ impl World {
             self.invariant_5_every_waiter_is_answered();
             self.invariant_7_what_is_awake_serves();
         }
+    }
+
+    /// Whether invariants 1 and 2 are off for a box: it was overthrown by a wrong word, or it stands
+    /// still with all its processes, or has just gone on and is killing what it finds.
+    fn is_excused(&self, b: BoxIndex) -> bool {
+        let goes_on = self.boxes[b].stands_still_until;
+        self.boxes[b].overthrown || goes_on > 0 && self.time < goes_on + KILLED_WITHIN
     }
 
     fn holds(&self, id: InstanceId) -> bool {
@@ -107,7 +118,7 @@ impl World {
         let bare = self
             .instances
             .iter()
-            .find(|(id, instance)| !self.boxes[instance.b].overthrown && !self.holds(**id));
+            .find(|(id, instance)| !self.is_excused(instance.b) && !self.holds(**id));
         if let Some((_, instance)) = bare {
             let what = format!(
                 "{} runs on box{} under generation {}, which the box does not hold: {:?}",
@@ -124,7 +135,7 @@ impl World {
         let mut seen: BTreeMap<&Host, (BoxIndex, Run)> = BTreeMap::new();
         let mut twice = None;
         for instance in self.instances.values() {
-            if self.boxes[instance.b].overthrown {
+            if self.is_excused(instance.b) {
                 continue;
             }
             let other = seen.insert(&instance.host, (instance.b, instance.run));
@@ -187,7 +198,11 @@ impl World {
         }
         if record.fenced_by.is_some() && record.id == self.boxes[owner].id {
             let runs = self.instances.values().any(|instance| instance.b == owner);
-            if self.boxes[owner].up && (runs || self.boxes[owner].activator.is_some()) {
+            // With automatic takeover its deadline has passed: nothing of it may run.
+            if !self.plan.automatic
+                && self.boxes[owner].up
+                && (runs || self.boxes[owner].activator.is_some())
+            {
                 self.tell(|| format!("box{owner} was fenced while it lives"));
                 self.boxes[owner].overthrown = true;
                 self.ledger.count("overthrown");

@@ -48,6 +48,8 @@ pub struct Hosted {
 pub enum Task {
     /// Restore; set a local file aside first.
     Restore(Ticket, bool),
+    /// Set the local file aside: the host went to another box.
+    Fork(Ticket),
     /// Upload a fence over the unfinished file.
     Fence(Ticket, Nonce, Txid),
     /// Apply one more file.
@@ -158,6 +160,18 @@ impl World {
                 }
                 self.ask(b, Ask::Read(host), To::Restore(ticket, slot));
             }
+            Task::Fork(ticket) => {
+                let idle = self.hosted(b, slot).is_some_and(|h| matches!(h.stage, Stage::Nothing));
+                let answer = if idle {
+                    self.tell(|| format!("box{b} sets its copy of {host} aside, for good"));
+                    self.boxes[b].disk.set_aside(&host);
+                    self.ledger.count("forks of lost hosts");
+                    Ok("fork".into())
+                } else {
+                    Err("the copy is in use again".into())
+                };
+                self.task_ends(b, slot, ticket, Answer::SetAside(answer));
+            }
             Task::Apply(ticket, txid) => {
                 self.ask(b, Ask::ReadOne(host, txid), To::Apply(ticket, slot));
             }
@@ -260,7 +274,7 @@ impl World {
             } else {
                 Body::Step { parent, writes: Vec::new() }
             };
-            hosted.fence = Some(File { txid, nonce: nonce.clone(), body });
+            hosted.fence = Some(File { txid, nonce: nonce.clone(), fence: true, body });
             self.ledger.count("fences");
         }
         self.send_fence(b, slot, ticket, nonce, txid);
@@ -277,7 +291,8 @@ impl World {
                 let answer = Answer::Uploaded(Uploaded::Failed(problem));
                 return self.task_ends(b, slot, ticket, answer);
             };
-            let file = File { txid, nonce: nonce.clone(), body: Body::Image(database.content) };
+            let body = Body::Image(database.content);
+            let file = File { txid, nonce: nonce.clone(), fence: true, body };
             if let Some(hosted) = self.hosted(b, slot) {
                 hosted.fence = Some(file);
             }

@@ -32,6 +32,8 @@ pub struct Instance {
     deaf: bool,
     /// SIGKILL shows no effect before.
     stuck_until: Time,
+    /// How long SIGKILL takes at most.
+    kill_takes: Time,
     /// Who waits for health.
     starting: Option<(Life, Ticket)>,
     /// Who waits for its end.
@@ -58,7 +60,12 @@ impl World {
         let id = self.number();
         let generation = generation.unwrap_or_default();
         let trouble = self.stormy && self.rng.chance(150);
-        let stuck = if trouble && self.rng.chance(300) { self.rng.between(1, 60) * S } else { 0 };
+        let stuck = trouble && !self.plan.automatic && self.rng.chance(300);
+        let stuck = if stuck { self.rng.between(1, 60) * S } else { 0 };
+        // With automatic takeover the margins of both sides (10 s) must cover the time to kill.
+        let drags =
+            self.plan.automatic && (self.rng.chance(300) || self.breaks(Sabotage::MarginOmitted));
+        let kill_takes = if drags { self.rng.between(4000, 8000) * MS } else { 50 * MS };
         let instance = Instance {
             b,
             host: host.clone(),
@@ -69,6 +76,7 @@ impl World {
             frozen: false,
             deaf: trouble && self.rng.chance(300),
             stuck_until: self.time + stuck,
+            kill_takes,
             starting: Some((life, ticket)),
             waits: Vec::new(),
             watcher: life,
@@ -143,6 +151,16 @@ impl World {
         }
     }
 
+    /// SIGKILL to each of them.
+    pub fn kill_instances(&mut self, ids: &[InstanceId]) {
+        for id in ids {
+            let Some(instance) = self.instances.get(id) else { continue };
+            let stuck = instance.stuck_until.saturating_sub(self.time);
+            let killed = self.rng.between(MS, instance.kill_takes);
+            self.after(killed.max(stuck), Item::Dies(*id));
+        }
+    }
+
     /// SIGTERM or SIGKILL, answered when it is gone.
     pub fn end_instance(&mut self, b: BoxIndex, ticket: Ticket, slot: Slot, kill: bool) {
         let Some(host) = self.host_at(b, slot) else { return };
@@ -152,7 +170,8 @@ impl World {
         let Some(id) = id else {
             return self.answer_after(MS, b, ticket, Answer::Empty);
         };
-        let (drain, killed) = (self.rng.between(20, 15_000) * MS, self.rng.between(1, 50) * MS);
+        let most = self.instances.get(&id).map_or(MS, |instance| instance.kill_takes);
+        let (drain, killed) = (self.rng.between(20, 15_000) * MS, self.rng.between(MS, most));
         let leaving = self.ledger.leaving.contains(&b);
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let stuck = instance.stuck_until.saturating_sub(self.time);

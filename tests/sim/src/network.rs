@@ -4,11 +4,12 @@ use dormouse_core::effect::{Expect, RecordKey};
 use dormouse_core::event::{Answer, Got, ReplicaProblem, StoreProblem, Ticket, Wrote};
 use dormouse_core::ids::{ETag, Host, Nonce, Slot, Txid};
 use dormouse_core::position::RemoteTip;
+use dormouse_core::record::SessionRecord;
 use dormouse_core::upload::{PutAnswer, Standing, UploadInput};
 
 use crate::clock::{MS, S, Time};
 use crate::sabotage::Sabotage;
-use crate::store::{File, Restored};
+use crate::store::{File, Restored, Write};
 use crate::world::{BoxIndex, Item, Life, World};
 
 /// A request to the store.
@@ -28,6 +29,10 @@ pub enum Ask {
     PutFile(Host, File),
     /// What stands under a number.
     Head(Host, Txid),
+    /// Write a snapshot up to a number.
+    PutSnapshot(Host, Txid, Vec<Write>),
+    /// Delete an L0 file.
+    Delete(Host, Txid),
 }
 
 /// An answer of the store, or what stands for none.
@@ -43,8 +48,10 @@ pub enum Told {
     Read(Result<Option<Restored>, ReplicaProblem>),
     /// Of `ReadOne`.
     One(Option<(File, ETag)>),
-    /// Of `PutFile`.
+    /// Of `PutFile` and `PutSnapshot`.
     Put(PutAnswer),
+    /// Of `Delete`; nobody waits for it.
+    Deleted,
     /// Of `Head`.
     Standing(Standing),
 }
@@ -64,6 +71,8 @@ pub enum To {
     FenceHead(Ticket, Slot, Nonce, Txid),
     /// The uploader of a running replica.
     Uploader(Slot, u64),
+    /// The compaction of a running replica.
+    Compaction(Slot, u64, Txid),
 }
 
 /// A request on its way.
@@ -89,7 +98,7 @@ impl Ask {
     #[must_use]
     pub const fn writes(&self) -> bool {
         match self {
-            Self::Put(..) | Self::PutFile(..) => true,
+            Self::Put(..) | Self::PutFile(..) | Self::PutSnapshot(..) | Self::Delete(..) => true,
             Self::Get(_) | Self::List(_) | Self::Read(_) | Self::ReadOne(..) | Self::Head(..) => {
                 false
             }
@@ -124,7 +133,8 @@ impl Ask {
             Self::List(_) => Told::Listed(Err(problem)),
             Self::Read(_) => Told::Read(Err(ReplicaProblem::Store(problem))),
             Self::ReadOne(..) => Told::One(None),
-            Self::PutFile(..) => Told::Put(PutAnswer::Unknown),
+            Self::PutFile(..) | Self::PutSnapshot(..) => Told::Put(PutAnswer::Unknown),
+            Self::Delete(..) => Told::Deleted,
             Self::Head(..) => Told::Standing(Standing::Unclear),
         }
     }
@@ -134,10 +144,13 @@ impl Ask {
         match self {
             Self::Put(..) if conflict => Told::Wrote(Wrote::Conflict),
             Self::Put(..) => Told::Wrote(Wrote::Failed(StoreProblem::Broken("status 500".into()))),
-            Self::PutFile(..) => Told::Put(PutAnswer::Again),
-            Self::Get(_) | Self::List(_) | Self::Read(_) | Self::ReadOne(..) | Self::Head(..) => {
-                self.unanswered()
-            }
+            Self::PutFile(..) | Self::PutSnapshot(..) => Told::Put(PutAnswer::Again),
+            Self::Get(_)
+            | Self::List(_)
+            | Self::Read(_)
+            | Self::ReadOne(..)
+            | Self::Head(..)
+            | Self::Delete(..) => self.unanswered(),
         }
     }
 }
@@ -202,7 +215,7 @@ impl World {
     /// The store carries a request out.
     pub fn land(&mut self, call: Call, back: Option<Time>) {
         let told = match &call.ask {
-            Ask::Get(key) => Told::Got(self.store.get(key)),
+            Ask::Get(key) => Told::Got(self.store.get(key, self.time)),
             Ask::Put(key, body, expect) => Told::Wrote(self.land_record(call.b, key, body, expect)),
             Ask::List(host) => Told::Listed(Ok(self.store.list(host))),
             Ask::Read(host) => {
@@ -220,6 +233,20 @@ impl World {
                 }
                 Told::Put(answer)
             }
+            Ask::PutSnapshot(host, txid, content) => {
+                let answer = self.store.put_snapshot(host, *txid, content);
+                self.tell(|| format!("store: a snapshot of {host} up to {txid}: {answer:?}"));
+                self.ledger.count("snapshots");
+                self.invariant_3_durable_data_is_in_every_restore(host);
+                Told::Put(answer)
+            }
+            Ask::Delete(host, txid) => {
+                self.tell(|| format!("store: {host} {txid} is deleted"));
+                self.store.delete_file(host, *txid);
+                self.ledger.count("deletes");
+                self.invariant_3_durable_data_is_in_every_restore(host);
+                Told::Deleted
+            }
             Ask::Head(host, txid) => Told::Standing(self.store.standing(host, *txid)),
         };
         if let Some(back) = back {
@@ -232,7 +259,7 @@ impl World {
             RecordKey::Host(host) => (self.store.hosts.get(host).cloned(), None),
             RecordKey::Session(name) => (None, self.store.sessions.get(&name.0).cloned()),
         };
-        let wrote = self.store.put_record(key, body, expect);
+        let wrote = self.store.put_record(key, body, expect, self.time);
         self.tell(|| {
             let text = String::from_utf8_lossy(body);
             format!("store: box{b} puts {key:?} {text} if {expect:?}: {wrote:?}")
@@ -254,7 +281,7 @@ impl World {
         }
         match to {
             To::Core(ticket) => {
-                let answer = self.core_answer(&ask, told);
+                let answer = self.core_answer(b, &ask, told);
                 if let Some(answer) = answer {
                     self.answer(b, ticket, answer);
                 }
@@ -284,25 +311,54 @@ impl World {
                 Told::Standing(standing) => {
                     self.upload(b, slot, replica, UploadInput::Compared(standing));
                 }
-                Told::Got(_) | Told::Wrote(_) | Told::Listed(_) | Told::Read(_) | Told::One(_) => {}
+                Told::Got(_)
+                | Told::Wrote(_)
+                | Told::Listed(_)
+                | Told::Read(_)
+                | Told::One(_)
+                | Told::Deleted => {}
             },
+            To::Compaction(slot, replica, txid) => {
+                if let Told::Put(answer) = told {
+                    self.compacted(b, slot, (replica, txid), &answer);
+                }
+            }
         }
     }
 
-    fn core_answer(&self, ask: &Ask, told: Told) -> Option<Answer> {
+    fn core_answer(&self, b: BoxIndex, ask: &Ask, told: Told) -> Option<Answer> {
         match told {
-            Told::Got(got) => Some(Answer::Got(got)),
+            Told::Got(got) => Some(Answer::Got(self.as_if_fenced(b, ask, got))),
             Told::Wrote(Wrote::ConditionFailed) if self.breaks(Sabotage::NonceUnchecked) => {
                 // Whatever stands there is taken for our own write.
                 let Ask::Put(key, ..) = ask else { return None };
-                match self.store.get(key) {
+                match self.store.get(key, self.time) {
                     Got::Found { etag, .. } => Some(Answer::Wrote(Wrote::Done(etag))),
                     Got::Absent | Got::Failed(_) => None,
                 }
             }
             Told::Wrote(wrote) => Some(Answer::Wrote(wrote)),
             Told::Listed(listed) => Some(Answer::Listed(listed.map_err(ReplicaProblem::Store))),
-            Told::Read(_) | Told::One(_) | Told::Put(_) | Told::Standing(_) => None,
+            Told::Read(_) | Told::One(_) | Told::Put(_) | Told::Standing(_) | Told::Deleted => None,
+        }
+    }
+
+    /// Sabotage: a fence that was never sent is read back by all but its target.
+    fn as_if_fenced(&self, b: BoxIndex, ask: &Ask, got: Got) -> Got {
+        let Ask::Get(RecordKey::Session(name)) = ask else { return got };
+        if !self.ledger.unfenced.contains(name) || self.boxes[b].name == *name {
+            return got;
+        }
+        match got {
+            Got::Found { body, etag, age } => {
+                let fenced = SessionRecord::decode(&body).map(|record| SessionRecord {
+                    fenced_by: Some(self.boxes[b].name.clone()),
+                    ..record
+                });
+                let body = fenced.map_or(body, |fenced| fenced.encode());
+                Got::Found { body, etag, age }
+            }
+            other @ (Got::Absent | Got::Failed(_)) => other,
         }
     }
 }

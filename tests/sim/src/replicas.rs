@@ -46,6 +46,7 @@ pub struct Running {
     /// How much of the database `file` and what came before it hold.
     spooled: usize,
     failed: bool,
+    compacting: bool,
     saving: Option<Ticket>,
 }
 
@@ -75,6 +76,7 @@ impl World {
             Class::Stream
         };
         let deadline = self.boxes[b].activator.as_ref().and_then(|a| a.deadline);
+        let deadline = deadline.filter(|_| !self.breaks(Sabotage::FencesDeleted));
         let none = || ReplicaProblem::Local("the replica was not opened".into());
         let hosted = self.hosted(b, slot).ok_or_else(none)?;
         let Stage::Opened(start) = &hosted.stage else { return Err(none()) };
@@ -86,6 +88,7 @@ impl World {
             file: None,
             spooled: 0,
             failed: false,
+            compacting: false,
             saving: None,
         }));
         self.upload(b, slot, number, UploadInput::Committed);
@@ -177,7 +180,7 @@ impl World {
             None => Some(Body::Image(content.clone())),
         };
         running.spooled = content.len();
-        running.file = body.map(|body| File { txid, nonce: nonce.clone(), body });
+        running.file = body.map(|body| File { txid, nonce: nonce.clone(), fence: false, body });
         let spooled = running.file.as_ref().map(|_| Spooled { txid, nonce: nonce.clone() });
         if spooled.is_some() {
             self.boxes[b].disk.copy(&host).spool.insert((txid, nonce));
@@ -194,6 +197,12 @@ impl World {
         if let (Some(file), Some(host)) = (file, self.host_at(b, slot)) {
             assert_eq!(file.nonce, spooled.nonce, "invariant 3: a repeat sends the same file");
             self.ask(b, Ask::PutFile(host, file), To::Uploader(slot, number));
+            let life = self.boxes[b].activator.as_ref().map(|a| a.life);
+            if let Some(life) = life.filter(|_| self.breaks(Sabotage::TwoInFlight)) {
+                // The next one does not wait for the answer.
+                let done = PutAnswer::Done { etag: ETag("\"assumed\"".into()) };
+                self.after(MS, Item::Upload(b, life, slot, number, UploadInput::Put(done)));
+            }
         }
     }
 
@@ -213,8 +222,58 @@ impl World {
             Body::Image(writes) | Body::Step { writes, .. } => writes,
         };
         self.tell(|| format!("box{b}: {host} {txid} is durable"));
-        self.ledger.durable.entry(host.clone()).or_default().extend(writes);
+        if !self.breaks(Sabotage::TwoInFlight) {
+            self.ledger.durable.entry(host.clone()).or_default().extend(writes);
+        }
         self.invariant_3_durable_data_is_in_every_restore(&host);
+        if self.plan.compacts > 0 && self.rng.chance(self.plan.compacts) {
+            self.compact(b, slot, number);
+        }
+    }
+
+    /// Whether the session's deadline, as the driver knows it, is still ahead.
+    fn may_write(&self, b: BoxIndex) -> bool {
+        let now = self.boxes[b].clock.now(self.time);
+        let deadline = self.boxes[b].activator.as_ref().and_then(|a| a.deadline);
+        deadline.is_some_and(|deadline| !deadline.passed(now))
+    }
+
+    /// A snapshot of what was acknowledged.
+    pub fn compact(&mut self, b: BoxIndex, slot: Slot, number: u64) {
+        let unacknowledged = self.breaks(Sabotage::SnapshotUnacknowledged);
+        let may_write = self.may_write(b) || self.breaks(Sabotage::FencesDeleted);
+        let Some(host) = self.host_at(b, slot).filter(|_| may_write) else { return };
+        let database = self.boxes[b].disk.copy(&host).database.clone();
+        let Some(running) = self.running(b, slot, number).filter(|r| !r.compacting) else { return };
+        let (Some(tip), Some(based)) = (running.tip(), running.start.based) else { return };
+        let Some(mut content) = database.map(|database| database.content) else { return };
+        if !unacknowledged {
+            content.truncate(based);
+        }
+        running.compacting = true;
+        let ask = Ask::PutSnapshot(host, tip.txid, content);
+        self.ask(b, ask, To::Compaction(slot, number, tip.txid));
+    }
+
+    /// Only what a definite snapshot covers is deleted, and only while the session lives.
+    pub fn compacted(
+        &mut self,
+        b: BoxIndex,
+        slot: Slot,
+        (number, txid): (u64, Txid),
+        answer: &PutAnswer,
+    ) {
+        let fences_too = self.breaks(Sabotage::FencesDeleted);
+        let may_write = self.may_write(b) || fences_too;
+        let Some(running) = self.running(b, slot, number) else { return };
+        running.compacting = false;
+        let Some(host) = self.host_at(b, slot) else { return };
+        if !matches!(answer, PutAnswer::Done { .. }) || !may_write {
+            return;
+        }
+        for covered in self.store.covered(&host, txid, fences_too) {
+            self.ask(b, Ask::Delete(host.clone(), covered), To::Compaction(slot, number, covered));
+        }
     }
 
     fn stood_down(&mut self, b: BoxIndex, slot: Slot, number: u64, txid: Txid) {

@@ -41,12 +41,24 @@ pub enum Sabotage {
     WarmCacheTrusted,
     /// A restore overwrites the local file instead of setting it aside.
     ForkDiscarded,
+    /// Snapshots cover fences, which are deleted; and uploads count after the session's loss.
+    FencesDeleted,
+    /// A snapshot holds more than was acknowledged.
+    SnapshotUnacknowledged,
+    /// The next file is sent before the last one is definite.
+    TwoInFlight,
+    /// With automatic takeover: nobody kills at the deadline but the activator.
+    GuardOmitted,
+    /// With automatic takeover: a box acts, and waits, without the margin.
+    MarginOmitted,
+    /// A dead session is not fenced before its hosts are taken.
+    SessionUnfenced,
     /// A restored file gets name and clean position before its fence is definite.
     PositionBeforeFence,
 }
 
 /// A sabotage, its name, and the invariants whose checker must trip.
-pub const SABOTAGES: [(Sabotage, &str, &[u8]); 20] = [
+pub const SABOTAGES: [(Sabotage, &str, &[u8]); 26] = [
     (Sabotage::LeaseAssumed, "lease-assumed", &[1]),
     (Sabotage::HostMatchIgnored, "host-match-ignored", &[1, 2]),
     (Sabotage::SessionMatchIgnored, "session-match-ignored", &[1, 2]),
@@ -66,6 +78,12 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 20] = [
     (Sabotage::FenceOmitted, "fence-omitted", &[10]),
     (Sabotage::WarmCacheTrusted, "warm-cache-trusted", &[3, 10]),
     (Sabotage::ForkDiscarded, "fork-discarded", &[10]),
+    (Sabotage::FencesDeleted, "fences-deleted", &[3]),
+    (Sabotage::SnapshotUnacknowledged, "snapshot-unacknowledged", &[3]),
+    (Sabotage::TwoInFlight, "two-in-flight", &[3]),
+    (Sabotage::GuardOmitted, "guard-omitted", &[1, 2]),
+    (Sabotage::MarginOmitted, "margin-omitted", &[1, 2]),
+    (Sabotage::SessionUnfenced, "session-unfenced", &[1, 2]),
     (Sabotage::PositionBeforeFence, "position-before-fence", &[3, 10]),
 ];
 

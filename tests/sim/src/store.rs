@@ -7,8 +7,10 @@ use dormouse_core::event::{Got, Wrote};
 use dormouse_core::ids::{ETag, Host, Nonce, Txid};
 use dormouse_core::position::RemoteTip;
 use dormouse_core::record::{HostRecord, SessionRecord};
+use dormouse_core::time::Nanos;
 use dormouse_core::upload::{PutAnswer, Standing};
 
+use crate::clock::{S, Time};
 use crate::disk::history;
 use crate::rng::mix;
 
@@ -36,6 +38,8 @@ pub struct File {
     pub txid: Txid,
     /// The nonce in its metadata, which its tag does not depend on.
     pub nonce: Nonce,
+    /// It holds a number against an earlier owner: never deleted.
+    pub fence: bool,
     /// Its content.
     pub body: Body,
 }
@@ -65,8 +69,13 @@ pub enum Tags {
 pub struct Store {
     tags: Tags,
     given: u64,
-    records: BTreeMap<RecordKey, (Vec<u8>, ETag)>,
+    /// Body, tag, and when it was written.
+    records: BTreeMap<RecordKey, (Vec<u8>, ETag, Time)>,
+    /// Whether it tells how old a record is.
+    tells_age: bool,
     files: BTreeMap<(Host, Txid), (File, ETag)>,
+    /// Full images at level 9, by their last number.
+    snapshots: BTreeMap<(Host, Txid), Vec<Write>>,
     /// Host records as they were last written.
     pub hosts: BTreeMap<Host, HostRecord>,
     /// Session records as they were last written.
@@ -78,12 +87,14 @@ pub struct Store {
 impl Store {
     /// An empty one.
     #[must_use]
-    pub const fn new(tags: Tags) -> Self {
+    pub const fn new(tags: Tags, tells_age: bool) -> Self {
         Self {
             tags,
+            tells_age,
             given: 0,
             records: BTreeMap::new(),
             files: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
             hosts: BTreeMap::new(),
             sessions: BTreeMap::new(),
             ignores: (false, false, false),
@@ -101,22 +112,30 @@ impl Store {
 
     /// Reads a record.
     #[must_use]
-    pub fn get(&self, key: &RecordKey) -> Got {
-        self.records.get(key).map_or(Got::Absent, |(body, etag)| Got::Found {
+    pub fn get(&self, key: &RecordKey, now: Time) -> Got {
+        self.records.get(key).map_or(Got::Absent, |(body, etag, written)| Got::Found {
             body: body.clone(),
             etag: etag.clone(),
+            // `Date` and `Last-Modified` are whole seconds.
+            age: self.tells_age.then_some(Nanos(now / S * S - written / S * S)),
         })
     }
 
     /// Writes a record, if its condition holds.
-    pub fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
+    pub fn put_record(
+        &mut self,
+        key: &RecordKey,
+        body: &[u8],
+        expect: &Expect,
+        now: Time,
+    ) -> Wrote {
         let ignored = match key {
             RecordKey::Host(_) => self.ignores.0,
             RecordKey::Session(_) => self.ignores.1,
         };
         let holds = match (expect, self.records.get(key)) {
             (Expect::Absent, None) => true,
-            (Expect::Tag(tag), Some((_, found))) => found == tag || ignored,
+            (Expect::Tag(tag), Some((_, found, _))) => found == tag || ignored,
             (Expect::Absent, Some(_)) | (Expect::Tag(_), None) => false,
         };
         if !holds {
@@ -136,7 +155,7 @@ impl Store {
                 }
             }
         }
-        self.records.insert(key.clone(), (body.to_vec(), etag.clone()));
+        self.records.insert(key.clone(), (body.to_vec(), etag.clone(), now));
         Wrote::Done(etag)
     }
 
@@ -153,6 +172,33 @@ impl Store {
         let etag = self.tag(content);
         self.files.insert(key, (file.clone(), etag.clone()));
         PutAnswer::Done { etag }
+    }
+
+    /// Writes a snapshot, if there is none up to this number.
+    pub fn put_snapshot(&mut self, host: &Host, txid: Txid, content: &[Write]) -> PutAnswer {
+        let key = (host.clone(), txid);
+        if self.snapshots.contains_key(&key) {
+            return PutAnswer::ConditionFailed;
+        }
+        self.snapshots.insert(key, content.to_vec());
+        PutAnswer::Done { etag: self.tag(history(content)) }
+    }
+
+    /// L0 files that a snapshot covers and that may go: never the newest, never a fence.
+    #[must_use]
+    pub fn covered(&self, host: &Host, txid: Txid, fences_too: bool) -> Vec<Txid> {
+        let newest = self.list(host).map_or(Txid(0), |tip| tip.txid);
+        let range = (host.clone(), Txid(0))..=(host.clone(), txid);
+        self.files
+            .range(range)
+            .filter(|((_, number), (file, _))| *number < newest && (fences_too || !file.fence))
+            .map(|((_, number), _)| *number)
+            .collect()
+    }
+
+    /// Deletes an L0 file.
+    pub fn delete_file(&mut self, host: &Host, txid: Txid) {
+        self.files.remove(&(host.clone(), txid));
     }
 
     /// What stands under a number.
@@ -180,8 +226,11 @@ impl Store {
     /// All files of a host, merged in order; an error for a gap, none when there is nothing.
     pub fn restore(&self, host: &Host) -> Result<Option<Restored>, String> {
         let Some(tip) = self.list(host) else { return Ok(None) };
-        let mut restored = Restored { tip: tip.clone(), content: Vec::new(), merged: None };
-        let mut number = Txid(1);
+        let range = (host.clone(), Txid(0))..=(host.clone(), Txid(u64::MAX));
+        let base = self.snapshots.range(range).next_back();
+        let (base, content) = base.map_or((Txid(0), Vec::new()), |((_, t), c)| (*t, c.clone()));
+        let mut restored = Restored { tip: tip.clone(), content, merged: None };
+        let mut number = base.next();
         while number <= tip.txid {
             let Some((file, _)) = self.files.get(&(host.clone(), number)) else {
                 return Err(format!("{host} has no file {number}, but {}", tip.txid));

@@ -11,6 +11,7 @@ use crate::checks::Ledger;
 use crate::clock::{BoxClock, S, Time};
 use crate::copies::Task;
 use crate::disk::Disk;
+use crate::guard::Guard;
 use crate::instances::{Instance, InstanceId};
 use crate::network::{Call, Told};
 use crate::proxies::{Heard, Proxy, ProxyId, Request, RequestId, Said};
@@ -68,6 +69,8 @@ pub enum Item {
     GivesUp(RequestId),
     /// A request and its answer have ended.
     Finishes(RequestId),
+    /// A box's guard looks at the session's deadline.
+    Guard(BoxIndex, u64),
     /// Something goes wrong, or somebody does something.
     Chaos,
     /// Something that was planned.
@@ -117,6 +120,8 @@ pub struct SimBox {
     pub up: bool,
     /// Paused, as by SIGSTOP.
     pub pause: Option<Pause>,
+    /// End of its last pause with all its processes.
+    pub stands_still_until: Time,
     /// The store cannot be reached until then.
     pub outage: Time,
     /// Its disk.
@@ -127,6 +132,8 @@ pub struct SimBox {
     pub lives: Life,
     /// Wake tables by the activator that made them.
     pub tables: BTreeMap<Life, Table>,
+    /// What its guard knows of the session; it outlives the activator.
+    pub guard: Guard,
     /// Its proxies.
     pub proxies: BTreeMap<ProxyId, Proxy>,
     /// Fenced while it lived: the operator's word was wrong, invariants 1 and 2 are off for it.
@@ -144,12 +151,18 @@ pub struct Plan {
     pub proxies: u64,
     /// How tags are made.
     pub tags: Tags,
+    /// Whether sessions end by time.
+    pub automatic: bool,
+    /// Whether the store tells how old a record is.
+    pub tells_age: bool,
     /// Idle window.
     pub idle: Time,
     /// With a frozen tier: how long before the stop.
     pub frozen: Option<Time>,
     /// Replicas in a thousand that gather for a while before they upload.
     pub batched: u64,
+    /// Uploads in a thousand that are followed by a snapshot.
+    pub compacts: u64,
     /// Length of the stormy part.
     pub storm: Time,
     /// Faults of the network in a thousand requests.
@@ -166,9 +179,12 @@ impl Plan {
             hosts: rng.between(1, 3),
             proxies: rng.between(1, 2),
             tags: if rng.chance(500) { Tags::Random } else { Tags::Content },
+            automatic: rng.chance(500),
+            tells_age: rng.chance(500),
             idle: rng.between(5, 40) * S,
             frozen: if rng.chance(300) { Some(rng.between(2, 20) * S) } else { None },
             batched: 300,
+            compacts: if rng.chance(500) { rng.between(20, 400) } else { 0 },
             storm: rng.between(120, 500) * S,
             faults: if rng.chance(200) { 0 } else { rng.between(5, 200) },
             wrong_words: rng.chance(300),
@@ -183,9 +199,12 @@ impl Plan {
             hosts: 1,
             proxies: 1,
             tags: Tags::Random,
+            automatic: false,
+            tells_age: true,
             idle: 10 * S,
             frozen: None,
             batched: 0,
+            compacts: 0,
             storm: 0,
             faults: 0,
             wrong_words: false,
@@ -248,7 +267,7 @@ impl World {
             plan,
             stormy: false,
             sabotage,
-            store: Store::new(plan.tags),
+            store: Store::new(plan.tags, plan.tells_age),
             boxes: Vec::new(),
             instances: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -278,11 +297,13 @@ impl World {
             clock: BoxClock::new(drift),
             up: true,
             pause: None,
+            stands_still_until: 0,
             outage: 0,
             disk: Disk::default(),
             activator: None,
             lives: 0,
             tables: BTreeMap::new(),
+            guard: Guard::default(),
             proxies: BTreeMap::new(),
             overthrown: false,
         });
@@ -457,7 +478,7 @@ impl World {
             | Item::Upload(b, ..)
             | Item::SaveEnds(b, ..)
             | Item::Say(b, ..) => (*b, true),
-            Item::Connect(b, ..) | Item::Hear(b, ..) => (*b, false),
+            Item::Connect(b, ..) | Item::Hear(b, ..) | Item::Guard(b, _) => (*b, false),
             Item::Healthy(id) | Item::Unhealthy(id) | Item::Dies(id) | Item::Commits(id) => {
                 (self.instances.get(id)?.b, false)
             }
@@ -510,6 +531,7 @@ impl World {
             Item::Arrives(id) => self.pass(id),
             Item::GivesUp(id) => self.gives_up(id),
             Item::Finishes(id) => self.finishes(id),
+            Item::Guard(b, stamp) => self.guard(b, stamp),
             Item::Chaos => self.chaos(),
             Item::Planned(b, act) => self.planned(b, act),
             // Of an activator that is gone.

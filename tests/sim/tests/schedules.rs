@@ -1,9 +1,8 @@
 //! Schedules that broke earlier wordings of the session protocol, each played once by a script.
 //!
-//! Of the nine, one is not here: a fence deleted under a snapshot (which would open its number for
-//! an old PUT again) needs compaction and deletes, and the simulated replica deletes nothing. The
-//! others are played with manual takeover: where a schedule wants two live owners, an operator's
-//! word is wrong, invariants 1 and 2 are off for the overthrown box, and 3 and 10 must hold.
+//! Those of the nine are played with manual takeover: where a schedule wants two live owners, an
+//! operator's word is wrong, invariants 1 and 2 are off for the overthrown box, and 3 and 10 must
+//! hold. With automatic takeover nothing is off: those schedules stand behind them.
 
 use dormouse_core::event::Event;
 use dormouse_core::ids::{Host, Slot};
@@ -283,4 +282,114 @@ fn what_was_acknowledged_survives_a_loss_of_power() {
     world.calm();
     holds(&world);
     trips(&power_loss(Some(Sabotage::SpoolUnsynced)), &[3, 10]);
+}
+
+/// The first box is cut off with a commit that it cannot upload; the second takes over, compacts,
+/// and then the first one's file is sent again.
+fn fence_under_a_snapshot(sabotage: Option<Sabotage>, outage: u64) -> World {
+    let mut world = world(2, sabotage);
+    write(&mut world, 0);
+    world.boxes[0].outage = world.time + outage * S;
+    world.request(0, &the_host(), true);
+    world.run_until(world.time + 2 * S);
+    take_over(&mut world, 1, 0);
+    write(&mut world, 1);
+    write(&mut world, 1);
+    let replica = world.hosted(1, SLOT).and_then(|hosted| hosted.replica());
+    let Some(replica) = replica else { panic!("no replica: {}", story(&world)) };
+    world.compact(1, SLOT, replica);
+    world.run_until(world.time + 60 * S);
+    world
+}
+
+#[test]
+fn a_fence_under_a_snapshot_is_not_deleted() {
+    // Which of its file and its session's renewal is sent again first depends on the moment.
+    let outages = 60..80;
+    for outage in outages.clone() {
+        let mut world = fence_under_a_snapshot(None, outage);
+        let compacted = count(&world, "snapshots") > 0 && count(&world, "deletes") > 0;
+        assert!(compacted, "{}", story(&world));
+        holds(&world);
+        world.calm();
+        holds(&world);
+    }
+    let broken = |outage| fence_under_a_snapshot(Some(Sabotage::FencesDeleted), outage);
+    let tripped = outages.map(broken).find(|world| world.violation.is_some());
+    trips(&tripped.expect("an upload that counts under a snapshot"), &[3]);
+}
+
+fn automatic(sabotage: Option<Sabotage>, tells_age: bool) -> World {
+    let plan = Plan { automatic: true, tells_age, ..Plan::quiet(2) };
+    let mut world = World::new(plan, Rng::new(1), sabotage, Story::new(Told::Last(80)));
+    world.run_until(5 * S);
+    world
+}
+
+/// Clients ask the second box again and again while the first is cut off, or stands still.
+fn taken_by_time(world: &mut World) {
+    for _ in 0..1200 {
+        world.request(1, &the_host(), true);
+        world.run_until(world.time + S / 10);
+        if world.violation.is_some() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_box_that_is_cut_off_is_stopped_before_another_takes_its_host() {
+    for tells_age in [false, true] {
+        let mut world = automatic(None, tells_age);
+        write(&mut world, 0);
+        world.boxes[0].outage = world.time + 100 * S;
+        for _ in 0..4 {
+            world.request(0, &the_host(), true);
+            world.run_until(world.time + S);
+        }
+        taken_by_time(&mut world);
+        holds(&world);
+        assert!(world.is_served(1, &the_host()), "{}", story(&world));
+        assert!(!world.boxes[0].overthrown, "no invariant was off");
+        world.calm();
+        holds(&world);
+        assert_eq!(count(&world, "forks of lost hosts"), 1, "{}", story(&world));
+    }
+}
+
+fn activator_stands_still(sabotage: Option<Sabotage>) -> World {
+    let mut world = automatic(sabotage, true);
+    write(&mut world, 0);
+    world.pause(0, 100 * S, false);
+    taken_by_time(&mut world);
+    world
+}
+
+#[test]
+fn the_guard_kills_for_an_activator_that_stands_still() {
+    let mut world = activator_stands_still(None);
+    holds(&world);
+    assert!(world.is_served(1, &the_host()), "{}", story(&world));
+    world.calm();
+    holds(&world);
+    trips(&activator_stands_still(Some(Sabotage::GuardOmitted)), &[1, 2]);
+}
+
+#[test]
+fn a_suspended_box_that_goes_on_uploads_nothing_that_counts() {
+    let mut world = automatic(None, true);
+    write(&mut world, 0);
+    world.request(0, &the_host(), true);
+    hold_next_file(&mut world, 0);
+    world.pause(0, 90 * S, true);
+    taken_by_time(&mut world);
+    assert!(world.is_served(1, &the_host()), "{}", story(&world));
+    // Its file lands at last, and then it goes on.
+    world.land_late_writes(0);
+    world.run_until(world.time + 30 * S);
+    let running = world.instances.values().any(|instance| instance.b == 0);
+    assert!(!running, "its instance was stopped: {}", story(&world));
+    holds(&world);
+    world.calm();
+    holds(&world);
 }

@@ -25,6 +25,14 @@ impl HostEntry {
         }
     }
 
+    /// Frozen processes answer no question and do not see SIGTERM: thawed first, and the answer to
+    /// that is of no interest.
+    pub(super) fn stop_frozen(&mut self, run: Run, why: Why, ctx: &mut Context<'_>) {
+        let ticket = self.ticket();
+        ctx.fx.push(Effect::Thaw(ticket, self.slot));
+        self.stop(Some(run), why, Then::Sleep, ctx);
+    }
+
     fn ask_due(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
         let ticket = self.ticket();
         ctx.fx.push(Effect::AskDue(ticket, self.slot));
@@ -59,12 +67,7 @@ impl HostEntry {
             State::Awake { run, .. } | State::Freezing { run } | State::Thawing { run } => {
                 self.stop(Some(run), why, Then::Sleep, ctx);
             }
-            State::Frozen { run, .. } => {
-                // Frozen processes do not see SIGTERM: thaw first, its answer is of no interest.
-                let ticket = self.ticket();
-                ctx.fx.push(Effect::Thaw(ticket, self.slot));
-                self.stop(Some(run), why, Then::Sleep, ctx);
-            }
+            State::Frozen { run, .. } => self.stop_frozen(run, why, ctx),
             State::Starting { .. } | State::Attaching { .. } => {
                 let detail = "the wake was called off".into();
                 self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
