@@ -81,6 +81,10 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             };
             restore_to(&config, Wanted { host: name(&host)?, to, target }, json).await
         }
+        Command::Hibernate { host, on, .. } => {
+            let path = format!("/hosts/{}/hibernate", name(&host)?);
+            say(&ask("POST", path, serde_json::json!({ "on": on })).await?, json)
+        }
         Command::Takeover { name } => {
             if name.is_empty()
                 || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))

@@ -85,6 +85,19 @@ enum Command {
         #[arg(long, value_name = "SECONDS")]
         at: Option<i64>,
     },
+    /// Hand a host to an outside supervisor, or take it back.
+    Hibernate {
+        /// The host's name.
+        host: String,
+        /// Put it to sleep, upload everything, and let no box wake it: an outside supervisor runs
+        /// it from now on, on this box's file.
+        #[arg(long, required_unless_present = "on", conflicts_with = "on")]
+        off: bool,
+        /// Take it back: this box's file is the truth, and is uploaded whole. The outside
+        /// supervisor must have stopped it.
+        #[arg(long)]
+        on: bool,
+    },
     /// Say that a box is gone for good, so that its hosts can be taken.
     Takeover {
         /// The box's name.

@@ -208,6 +208,8 @@ pub enum Effect {
     Deadline(Option<Deadline>),
     /// A removed host is gone from the core.
     Retired(Slot),
+    /// How a move to or from an outside supervisor ended.
+    Handed(Slot, Result<(), String>),
     /// How a takeover ended.
     TakeoverEnded(BoxName, TakeoverEnd),
     /// Everything is asleep; the session has ended as far as the store allowed.

@@ -120,6 +120,10 @@ pub enum Event {
     Sweep(Vec<Sample>),
     /// Put everything to sleep, release it, end the session; ends with `Exit`.
     Shutdown,
+    /// An operator's word: an outside supervisor runs it from now on.
+    HandOut(Slot),
+    /// An operator's word: take it back; the local file is the truth.
+    TakeIn(Slot),
     /// The operator's word that a box is gone.
     Takeover(BoxName),
     /// What an effect with this ticket led to.

@@ -16,6 +16,7 @@ use crate::shared::{Mode, Shared};
 use crate::time::{Mono, Nanos, Now, Wall};
 
 mod copy;
+mod handover;
 mod lease;
 mod park;
 mod start;
@@ -277,6 +278,8 @@ pub(crate) struct HostEntry {
     /// before it is refused.
     pub(crate) least: Txid,
     pub(crate) removed: bool,
+    /// A move to or from an outside supervisor.
+    pub(crate) handover: Option<handover::Handover>,
     pub(crate) last_problem: Option<String>,
 }
 
@@ -326,6 +329,7 @@ impl HostEntry {
             unsynced: seed.unsynced.then_some(Mono(0)),
             least: Txid(0),
             removed: false,
+            handover: None,
             last_problem: None,
         }
     }
@@ -337,7 +341,7 @@ impl HostEntry {
 
     /// Whether it is to be let go: by a removal, or with the activator.
     fn is_going(&self, ctx: &Context<'_>) -> bool {
-        self.removed || ctx.shared.mode == Mode::Leaving
+        self.removed || self.goes_out() || ctx.shared.mode == Mode::Leaving
     }
 
     /// Whether nothing of it is running or under way.
@@ -378,7 +382,7 @@ impl HostEntry {
     fn over_unclean(&self) -> bool {
         match &self.lease {
             Lease::Owned { before: Some(before), .. } => {
-                before.state == crate::record::HostState::Owned
+                before.state != crate::record::HostState::Released
             }
             Lease::Owned { before: None, .. } | Lease::None | Lease::Remembered { .. } => false,
         }
@@ -387,7 +391,11 @@ impl HostEntry {
     /// Somebody wants it awake.
     pub(crate) fn on_request(&mut self, cause: Cause, ctx: &mut Context<'_>) {
         if self.is_going(ctx) {
-            let reason = if self.removed { Reason::Removed } else { Reason::Leaving };
+            let reason = match (self.removed, self.goes_out()) {
+                (true, _) => Reason::Removed,
+                (false, true) => Reason::Outside,
+                (false, false) => Reason::Leaving,
+            };
             return self.refuse(reason, "the host is not woken any more".into(), RETRY_AFTER, ctx);
         }
         match mem::replace(&mut self.state, State::Asleep) {
@@ -484,6 +492,11 @@ impl HostEntry {
         if self.purpose == Purpose::Sync {
             // Nobody waits, and whoever comes next is not to be sent away for it.
             self.last_problem = Some(detail);
+            if self.handover.is_some() {
+                // Who asked is told; nothing is tried again behind an operator's back.
+                self.state = State::Asleep;
+                return;
+            }
             return self.sync_later(ctx);
         }
         ctx.shared.counters.add("wakes_failed");

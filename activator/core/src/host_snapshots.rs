@@ -204,7 +204,7 @@ fn fork(rig: &mut Rig) {
 
 type Input = fn(&mut Core, Now, &mut Vec<Effect>);
 
-const INPUTS: [(&str, Input); 11] = [
+const INPUTS: [(&str, Input); 13] = [
     ("a request", |core, now, fx| core.step(now, Event::Requested(SLOT, Cause::Client), fx)),
     ("due", |core, now, fx| core.step(now, Event::Requested(SLOT, Cause::Due), fx)),
     ("rest", |core, now, fx| core.step(now, Event::Rest(SLOT), fx)),
@@ -213,6 +213,8 @@ const INPUTS: [(&str, Input); 11] = [
     ("another died", |core, now, fx| core.step(now, Event::Died(SLOT, Run(99)), fx)),
     ("stood down", |core, now, fx| core.step(now, Event::StoodDown(SLOT), fx)),
     ("shutdown", |core, now, fx| core.step(now, Event::Shutdown, fx)),
+    ("hand out", |core, now, fx| core.step(now, Event::HandOut(SLOT), fx)),
+    ("take in", |core, now, fx| core.step(now, Event::TakeIn(SLOT), fx)),
     ("session lost", |core, now, fx| core.turn(now, Turn::Lost, fx)),
     ("an hour passes", |core, now, fx| {
         let span = Nanos::from_secs(3600);

@@ -121,6 +121,8 @@ impl Core {
             Event::Sweep(samples) => self.sweep(now, &samples, fx),
             Event::Shutdown => self.shut_down(now, fx),
             Event::Takeover(target) => self.takeover.begin(target, fx),
+            Event::HandOut(slot) => self.with(slot, now, fx, HostEntry::hand_out),
+            Event::TakeIn(slot) => self.with(slot, now, fx, HostEntry::take_in),
             Event::Answer(ticket, answer) => self.answer(now, ticket, answer, fx),
         }
         self.after(now, fx);
@@ -220,6 +222,12 @@ impl Core {
 
     fn shut_down(&mut self, now: Now, fx: &mut Vec<Effect>) {
         self.shared.mode = Mode::Leaving;
+        let handed: Vec<Slot> =
+            self.hosts.values().filter(|host| host.handover.is_some()).map(|h| h.slot).collect();
+        for slot in handed {
+            let why = "the activator is going";
+            self.with(slot, now, fx, |host, ctx| host.end_handover(Err(why.into()), ctx));
+        }
         let active: Vec<Slot> = self.active.iter().copied().collect();
         for slot in active {
             self.with(slot, now, fx, |host, ctx| host.rest(Why::Leaving, ctx));
@@ -232,8 +240,12 @@ impl Core {
         let leaving = self.shared.mode == Mode::Leaving;
         let can_write = self.session.may_write(now);
         let Some(host) = self.hosts.get_mut(&slot) else { return };
-        if !host.is_at_rest() || !(leaving || host.removed) {
+        let goes_out = host.goes_out();
+        if !host.is_at_rest() || !(leaving || host.removed || goes_out) {
             return;
+        }
+        if goes_out && !leaving && !host.removed {
+            return self.with(slot, now, fx, HostEntry::go_out);
         }
         if host.unsynced.is_some() && can_write && !self.let_go_tried.contains(&slot) {
             // One try: what is left after it stays on this disk, and is said to.
@@ -396,6 +408,9 @@ impl Core {
         let before = host.due;
         let mut context = Context { shared: &mut self.shared, session: &self.session, now, fx };
         act(host, &mut context);
+        if host.is_at_rest() {
+            host.settle_handover(&mut context);
+        }
         if host.due != before {
             if let Some(before) = before {
                 self.due.remove(&(before, slot));
@@ -407,7 +422,8 @@ impl Core {
         } else {
             self.active.insert(slot);
         }
-        if host.is_at_rest() && (host.removed || self.shared.mode == Mode::Leaving) {
+        let goes = host.removed || host.goes_out() || self.shared.mode == Mode::Leaving;
+        if host.is_at_rest() && goes {
             self.resting.push(slot);
         }
     }

@@ -191,6 +191,9 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
     let Some(file) = &local.file else {
         return judge_no_file(claimed, local, remote);
     };
+    if is_taken_in(claimed) {
+        return judge_taken_in(claimed, *file, local, remote);
+    }
     let Some(position) = &local.position else {
         return match remote {
             Remote::Unasked => Verdict::List,
@@ -230,6 +233,41 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
         return Verdict::Keep;
     }
     Verdict::Restore { set_aside: true }
+}
+
+/// The local file of a host that came back from an outside supervisor on this box: the truth.
+fn judge_taken_in(
+    claimed: Claimed<'_>,
+    file: FileId,
+    local: &LocalCopy,
+    remote: &Remote,
+) -> Verdict {
+    let Remote::Known(tip) = remote else { return Verdict::List };
+    let Some(tip) = tip else {
+        return match named_txid(claimed, local) {
+            None => Verdict::Adopt,
+            Some(_) => Verdict::Refuse(CopyRefusal::RemoteEmpty),
+        };
+    };
+    match &local.position {
+        Some(position) if tip.txid < position.txid => Verdict::Refuse(CopyRefusal::RemoteOlder),
+        Some(position)
+            if position.clean
+                && position.file == file
+                && local.wal_bytes == 0
+                && tip.txid == position.txid
+                && same_tag(tip, position) =>
+        {
+            Verdict::Use
+        }
+        Some(_) | None => Verdict::Keep,
+    }
+}
+
+fn is_taken_in(claimed: Claimed<'_>) -> bool {
+    claimed
+        .before
+        .is_some_and(|record| record.state == HostState::Outside && record.id == *claimed.box_id)
 }
 
 fn judge_no_file(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdict {

@@ -155,6 +155,24 @@ fn a_file_without_a_position_is_adopted_only_into_an_empty_replica() {
 }
 
 #[test]
+fn what_an_outside_supervisor_left_is_the_truth_on_the_box_that_handed_it_out() {
+    let before = record("me", 9, 6, HostState::Outside, 3);
+    let mut copy = local(Some(position(9, 3, true)));
+    assert_eq!(verdict(Some(&before), Some(10), &copy, &Remote::Unasked), Verdict::List);
+    assert_eq!(verdict(Some(&before), Some(10), &copy, &tip(3, "\"tag\"")), Verdict::Use);
+    copy.file = Some(FileId { ctime_ns: 6, ..FILE });
+    assert_eq!(verdict(Some(&before), Some(10), &copy, &tip(3, "\"tag\"")), Verdict::Keep);
+    assert_eq!(verdict(Some(&before), Some(10), &local(None), &tip(3, "x")), Verdict::Keep);
+    let older = Verdict::Refuse(CopyRefusal::RemoteOlder);
+    assert_eq!(verdict(Some(&before), Some(10), &copy, &tip(2, "x")), older);
+    let empty = Verdict::Refuse(CopyRefusal::RemoteEmpty);
+    assert_eq!(verdict(Some(&before), Some(10), &copy, &EMPTY), empty);
+    let elsewhere = record("other", 9, 9, HostState::Outside, 4);
+    let restored = Verdict::Restore { set_aside: true };
+    assert_eq!(verdict(Some(&elsewhere), Some(10), &copy, &tip(4, "x")), restored);
+}
+
+#[test]
 fn a_position_survives_its_codec_and_a_newer_one_is_refused_by_version() {
     let position = position(1, 2, true);
     assert_eq!(Position::decode(&position.encode()).unwrap(), position);

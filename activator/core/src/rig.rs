@@ -264,6 +264,7 @@ impl Rig {
             | Effect::RecordDue(..)
             | Effect::Deadline(_)
             | Effect::Retired(_)
+            | Effect::Handed(..)
             | Effect::TakeoverEnded(..)
             | Effect::Exit => return,
         };

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use crate::effect::{Effect, RecordKey, TakeoverEnd, Word};
 use crate::event::{Answer, Cause, Event, Saved};
 use crate::ids::{Run, Txid};
-use crate::record::{HostRecord, SessionRecord};
+use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::rig::{HOST, Rig, SLOT};
 use crate::time::Nanos;
 
@@ -40,7 +40,7 @@ fn a_released_record_names_the_newest_file_only_until_the_replica_is_opened() {
     let key = RecordKey::Host(HOST.into());
     let (body, etag) = rig.records.get(&key).cloned().unwrap();
     let record = HostRecord::decode(&body).unwrap();
-    let record = HostRecord { state: crate::record::HostState::Released, ..record };
+    let record = HostRecord { state: HostState::Released, ..record };
     rig.records.insert(key, (record.encode(), etag));
     rig.remote(3);
     request(&mut rig);
@@ -144,6 +144,84 @@ fn a_lost_session_does_not_lift_the_deadline_of_uploads() {
     assert_eq!(said(&rig, |e| *e == Effect::Deadline(None)), 0, "none would mean: no limit");
 }
 
+fn record(rig: &Rig) -> HostRecord {
+    let (body, _) = rig.records.get(&RecordKey::Host(HOST.into())).cloned().unwrap();
+    HostRecord::decode(&body).unwrap()
+}
+
+#[test]
+fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_there() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.copy(1, 2, true);
+    rig.remote(2);
+    rig.step(Event::HandOut(SLOT));
+    rig.settle();
+    assert_eq!(said(&rig, |e| *e == Effect::Handed(SLOT, Ok(()))), 1, "{:?}", rig.said);
+    assert_eq!((record(&rig).state, record(&rig).txid), (HostState::Outside, Txid(2)));
+    // A visit wakes nobody; another box refuses by the same record.
+    request(&mut rig);
+    rig.until("Backoff");
+    assert_eq!(said(&rig, |e| matches!(e, Effect::Spawn(..))), 1);
+    // The outside supervisor writes.
+    rig.local.file = Some(crate::position::FileId { inode: 1, size: 8192, ctime_ns: 9 });
+    rig.step(Event::TakeIn(SLOT));
+    rig.settle();
+    assert_eq!(said(&rig, |e| *e == Effect::Handed(SLOT, Ok(()))), 2, "{:?}", rig.said);
+    assert_eq!(said(&rig, |e| matches!(e, Effect::PutImage(_, _, Txid(3), _))), 1);
+    assert_eq!((record(&rig).state, record(&rig).generation.0), (HostState::Owned, 2));
+    request(&mut rig);
+    rig.until("Awake");
+}
+
+#[test]
+fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
+    let handed = |rig: &Rig| {
+        rig.said.iter().rev().find_map(|e| {
+            let Effect::Handed(_, how) = e else { return None };
+            Some(how.clone())
+        })
+    };
+    let mut rig = Rig::new(None);
+    rig.settle();
+    rig.step(Event::TakeIn(SLOT));
+    rig.settle();
+    assert_eq!(handed(&rig), Some(Ok(())), "it was never outside: taken as it is");
+    rig.step(Event::TakeIn(SLOT));
+    assert!(handed(&rig).unwrap().unwrap_err().contains("not outside"));
+    // What cannot be uploaded is not handed out.
+    request(&mut rig);
+    rig.until("Awake");
+    rig.saves = Some(Saved::Unclean { durable: Txid(1), why: "the store is away".into() });
+    rig.step(Event::HandOut(SLOT));
+    rig.settle();
+    assert!(handed(&rig).unwrap().unwrap_err().contains("the store is away"));
+    assert_eq!(record(&rig).state, HostState::Owned);
+    // Another box handed it out, and is alive; then it is gone.
+    let mut rig = Rig::new(None);
+    rig.settle();
+    rig.foreign(true, 3);
+    let outside = HostRecord { state: HostState::Outside, ..record(&rig) };
+    let etag = "\"o\"".to_string();
+    rig.records.insert(RecordKey::Host(HOST.into()), (outside.encode(), etag.as_str().into()));
+    rig.remote(3);
+    rig.step(Event::TakeIn(SLOT));
+    rig.settle();
+    assert_eq!(handed(&rig), Some(Ok(())), "its box is gone");
+    assert_eq!(said(&rig, |e| matches!(e, Effect::PutFence(_, _, Txid(4), _))), 1);
+    let mut rig = Rig::new(None);
+    rig.settle();
+    rig.foreign(false, 3);
+    let outside = HostRecord { state: HostState::Outside, ..record(&rig) };
+    let etag = "\"o\"".to_string();
+    rig.records.insert(RecordKey::Host(HOST.into()), (outside.encode(), etag.as_str().into()));
+    rig.step(Event::TakeIn(SLOT));
+    rig.settle();
+    assert!(handed(&rig).unwrap().unwrap_err().contains("box2"));
+    assert_eq!(record(&rig).state, HostState::Outside);
+}
+
 #[test]
 fn a_shutdown_during_the_question_of_the_table_is_not_taken_back() {
     let mut rig = Rig::new(None);
@@ -189,6 +267,6 @@ fn a_lease_that_is_on_its_way_when_its_host_is_removed_is_taken_and_given_back()
     assert_eq!(said(&rig, |e| *e == Effect::Retired(SLOT)), 1);
     let (body, _) = rig.records.get(&RecordKey::Host(HOST.into())).cloned().unwrap();
     let record = HostRecord::decode(&body).unwrap();
-    assert_eq!(record.state, crate::record::HostState::Released, "another box may take it");
+    assert_eq!(record.state, HostState::Released, "another box may take it");
     assert_eq!(said(&rig, |e| matches!(e, Effect::Spawn(..))), 0);
 }

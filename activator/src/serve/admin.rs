@@ -34,6 +34,7 @@ pub(crate) fn start(socket: &Path, inputs: Inputs) -> io::Result<JoinHandle<()>>
         .route("/hosts/{host}/wake", post(wake))
         .route("/hosts/{host}/sleep", post(sleep))
         .route("/hosts/{host}/wait", get(wait))
+        .route("/hosts/{host}/hibernate", post(hibernate))
         .route("/takeover/{name}", post(takeover))
         .with_state(inputs);
     Ok(tokio::spawn(async move {
@@ -89,6 +90,19 @@ async fn wake(State(inputs): State<Inputs>, Segment(host): Segment<String>) -> R
 
 async fn sleep(State(inputs): State<Inputs>, Segment(host): Segment<String>) -> Reply {
     ask(inputs, Ask::Sleep(host)).await
+}
+
+#[derive(Deserialize)]
+struct Hibernate {
+    on: bool,
+}
+
+async fn hibernate(
+    State(inputs): State<Inputs>,
+    Segment(host): Segment<String>,
+    Json(Hibernate { on }): Json<Hibernate>,
+) -> Reply {
+    ask(inputs, Ask::Hibernate { host, on }).await
 }
 
 #[derive(Deserialize)]

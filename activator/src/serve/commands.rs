@@ -40,6 +40,7 @@ pub(crate) enum Ask {
     Sleep(String),
     Wait { host: String, state: String },
     Takeover(String),
+    Hibernate { host: String, on: bool },
 }
 
 /// What is told: an HTTP status and a body.
@@ -187,6 +188,16 @@ impl Driver {
                 }
                 None => Reply::unknown(&host),
             },
+            Ask::Hibernate { host, on } => match self.find(&host) {
+                Some(slot) if self.handing.contains_key(&slot) => {
+                    Reply::refused(format!("{host} is being handed over already"))
+                }
+                Some(slot) => {
+                    self.handing.insert(slot, (on, reply));
+                    return self.step(if on { Event::TakeIn(slot) } else { Event::HandOut(slot) });
+                }
+                None => Reply::unknown(&host),
+            },
             Ask::Wait { state, .. } if !HostView::STATES.contains(&state.as_str()) => {
                 let message = format!("{state:?} is no state; allowed: {:?}", HostView::STATES);
                 Reply::message(400, &message)
@@ -218,6 +229,7 @@ impl Driver {
             | Ask::Remove(_)
             | Ask::Wake(_)
             | Ask::Sleep(_)
+            | Ask::Hibernate { .. }
             | Ask::Wait { .. }
             | Ask::Takeover(_) => Reply::message(503, "the activator is starting: ask again"),
         };

@@ -82,6 +82,8 @@ pub(crate) struct Driver {
     pub(crate) waits: Vec<Wait>,
     pub(crate) adding: Vec<(Slot, oneshot::Sender<Reply>, Reply)>,
     pub(crate) retiring: BTreeMap<Slot, oneshot::Sender<Reply>>,
+    /// Handovers that are under way: whether it comes back, and who asked.
+    pub(crate) handing: BTreeMap<Slot, (bool, oneshot::Sender<Reply>)>,
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
     pub(crate) ended: bool,
     received: mpsc::UnboundedReceiver<Input>,
@@ -114,6 +116,7 @@ impl Driver {
             waits: Vec::new(),
             adding: Vec::new(),
             retiring: BTreeMap::new(),
+            handing: BTreeMap::new(),
             takeovers: Vec::new(),
             ended: false,
             received,

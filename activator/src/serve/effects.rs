@@ -56,6 +56,7 @@ impl Driver {
             Effect::Thaw(ticket, slot) => self.freeze(ticket, slot, false),
             Effect::Deadline(deadline) => self.set_deadline(deadline.unwrap_or(OVER)),
             Effect::Retired(slot) => self.retired(slot),
+            Effect::Handed(slot, how) => self.handed(slot, how),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
             Effect::Exit => self.ended = true,
         }
@@ -171,6 +172,22 @@ impl Driver {
         };
         let limit = self.parts.config.sleep.next_due.duration();
         self.answer_later(ticket, async move { Answer::Due(ask::next_due(question, limit).await) });
+    }
+
+    fn handed(&mut self, slot: Slot, how: Result<(), String>) {
+        let host = self.hosted(slot).map(|hosted| hosted.host.clone()).unwrap_or_default();
+        tracing::info!(host, ?how, "handover ended");
+        let Some((on, waiting)) = self.handing.remove(&slot) else { return };
+        let reply = match how {
+            Ok(()) if on => Reply::done(format!("{host} is Dormouse's again")),
+            Ok(()) => Reply::done(format!(
+                "{host} is the outside supervisor's: no box wakes it before \
+                 `dormouse hibernate {host} --on` here"
+            )),
+            Err(why) => Reply::failed(why),
+        };
+        // Who asked may be gone.
+        waiting.send(reply).ok();
     }
 
     fn retired(&mut self, slot: Slot) {

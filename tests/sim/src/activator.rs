@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use dormouse_core::effect::{Effect, Entry, Expect, RecordKey, TakeoverEnd, Word};
 use dormouse_core::event::{Answer, Event, HostSeed, Policy, Sample, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Host, Run, Slot};
-use dormouse_core::record::SessionRecord;
+use dormouse_core::record::{HostState, SessionRecord};
 use dormouse_core::time::{Deadline, Mono, Nanos};
 use dormouse_core::{Core, Identity, Settings, TakeoverMode};
 use dormouse_link::RunNumber;
@@ -16,7 +16,7 @@ use crate::network::{Ask, To};
 use crate::proxies::Heard;
 use crate::sabotage::Sabotage;
 use crate::tables::Table;
-use crate::world::{BoxIndex, Item, Life, World};
+use crate::world::{Act, BoxIndex, Item, Life, World};
 
 /// One process of the activator.
 #[derive(Debug)]
@@ -308,6 +308,7 @@ impl World {
             Effect::Thaw(ticket, slot) => self.freeze(b, ticket, slot, false),
             Effect::Deadline(deadline) => self.set_deadline(b, deadline),
             Effect::Retired(slot) => self.retired(b, slot),
+            Effect::Handed(slot, how) => self.handed(b, slot, &how),
             Effect::TakeoverEnded(target, end) => self.takeover_ended(b, target, end),
             Effect::Exit => self.exit(b),
         }
@@ -405,6 +406,26 @@ impl World {
         self.tell_proxies(b, &Heard::Route(slot, host));
         self.core_event(b, Event::Added(seed));
         true
+    }
+
+    /// Its host is outside: the supervisor writes to the file for a while, then it comes back.
+    fn handed(&mut self, b: BoxIndex, slot: Slot, how: &Result<(), String>) {
+        let Some(host) = self.host_at(b, slot) else { return };
+        let record = self.store.hosts.get(&host);
+        let is_outside =
+            record.is_some_and(|r| r.state == HostState::Outside && r.id == self.boxes[b].id);
+        if how.is_err() || !is_outside {
+            return;
+        }
+        self.ledger.count("handed out");
+        if self.boxes[b].disk.copies.get(&host).is_some_and(|copy| copy.database.is_some()) {
+            let write = self.number();
+            self.boxes[b].disk.commit(&host, write);
+            self.boxes[b].disk.checkpoint(&host);
+            self.ledger.committed.entry(host).or_default().insert(write);
+        }
+        let span = self.rng.between(2, 60) * S;
+        self.after(span, Item::Planned(b, Act::TakeIn(slot)));
     }
 
     fn takeover_ended(&mut self, b: BoxIndex, target: BoxName, end: TakeoverEnd) {

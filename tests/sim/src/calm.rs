@@ -36,6 +36,7 @@ impl World {
         }
         self.run_until(self.time + SETTLE);
         self.invariant_7_sessions();
+        self.take_all_in();
         for number in 0..self.plan.hosts {
             self.invariant_7_requested_hosts_wake(&host(number));
         }
@@ -53,6 +54,32 @@ impl World {
         for host in self.store.replicated() {
             self.invariant_3_durable_data_is_in_every_restore(&host);
         }
+    }
+
+    /// Operators take back what is outside; on any box, where its own has lost its disk.
+    fn take_all_in(&mut self) {
+        for number in 0..self.plan.hosts {
+            let host = host(number);
+            for _ in 0..6 {
+                let Some(record) = self.store.hosts.get(&host) else { break };
+                if record.state != HostState::Outside {
+                    break;
+                }
+                let id = record.id.clone();
+                let own = self.boxes.iter().position(|world| world.id == id);
+                let b = own.unwrap_or_else(|| self.rng.index(self.boxes.len()));
+                let slot = self.slot_of(b, &host);
+                if let Some(slot) = slot {
+                    self.core_event(b, Event::TakeIn(slot));
+                }
+                self.run_until(self.time + 30 * S);
+            }
+        }
+    }
+
+    fn slot_of(&self, b: BoxIndex, host: &Host) -> Option<dormouse_core::ids::Slot> {
+        let activator = self.boxes[b].activator.as_ref()?;
+        activator.hosts.iter().find(|(_, hosted)| hosted.host == *host).map(|(slot, _)| *slot)
     }
 
     /// A box's session, as its core says.

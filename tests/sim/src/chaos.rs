@@ -106,6 +106,7 @@ impl World {
                 self.after(down, Item::Restart(b));
             }
             Act::Add => self.add_missing(b),
+            Act::TakeIn(slot) => self.core_event(b, Event::TakeIn(slot)),
             Act::TakeOver(target) => {
                 let name = self.boxes[target].name.clone();
                 self.core_event(b, Event::Takeover(name));
@@ -213,7 +214,8 @@ impl World {
     fn operator(&mut self, b: BoxIndex) {
         let slots: Vec<Slot> = self.boxes[b].disk.routes.keys().copied().collect();
         let Some(slot) = self.rng.pick(&slots) else { return self.add_missing(b) };
-        match self.rng.below(12) {
+        match self.rng.below(14) {
+            12 | 13 => self.core_event(b, Event::HandOut(slot)),
             0..3 => self.core_event(b, Event::Requested(slot, Cause::Operator)),
             3..6 => self.core_event(b, Event::Rest(slot)),
             6 | 7 => {

@@ -96,6 +96,8 @@ pub enum Act {
     TakeOver(BoxIndex),
     /// Its operator adds what was removed.
     Add,
+    /// Its operator takes a host back from an outside supervisor.
+    TakeIn(Slot),
 }
 
 /// What of a box is paused, and until when.

@@ -174,8 +174,17 @@ impl HostEntry {
         };
         let own = record.id == ctx.shared.settings.identity.id;
         match record.state {
+            HostState::Outside if self.takes_in() && own => {
+                self.take(wake, Some((record, etag)), ctx);
+            }
+            // Only when the box that handed it out is gone.
+            HostState::Outside if self.takes_in() => self.ask_owner(wake, record, etag, ctx),
             HostState::Outside => {
-                let detail = "an outside supervisor runs this host".into();
+                let detail = format!(
+                    "an outside supervisor on box {} runs this host; `dormouse hibernate {} --on` \
+                     there takes it back",
+                    record.owner.name, self.host
+                );
                 self.fail_wake(Reason::Outside, detail, ctx);
             }
             HostState::Released => self.take(wake, Some((record, etag)), ctx),
@@ -224,7 +233,7 @@ impl HostEntry {
 
     /// Another box's session owns it.
     fn elsewhere(&mut self, wake: Wake, record: &HostRecord, ctx: &mut Context<'_>) {
-        if self.purpose == Purpose::Sync {
+        if self.purpose == Purpose::Sync && !self.takes_in() {
             // Our copy is a fork: whoever owns the host does not have what was not uploaded.
             return self.begin_fork(wake, record, ctx);
         }

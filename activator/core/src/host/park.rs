@@ -11,6 +11,10 @@ use crate::shared::Mode;
 impl HostEntry {
     /// Gives the lease back; false when there is nothing that may be given back.
     pub(crate) fn release(&mut self, ctx: &mut Context<'_>) -> bool {
+        self.release_as(HostState::Released, ctx)
+    }
+
+    pub(super) fn release_as(&mut self, state: HostState, ctx: &mut Context<'_>) -> bool {
         assert!(self.is_at_rest(), "invariant 4: a release while something may run");
         let Lease::Owned { record, etag, .. } = &self.lease else { return false };
         // Unclean: the record stays owned, so that the next owner fences it.
@@ -19,7 +23,7 @@ impl HostEntry {
             return false;
         }
         let released = HostRecord {
-            state: HostState::Released,
+            state,
             nonce: ctx.shared.nonces.fresh(),
             txid: saved.as_ref().map_or(Txid(0), |tip| tip.txid),
             etag: saved.and_then(|tip| tip.etag),
@@ -69,8 +73,7 @@ impl HostEntry {
     pub(super) fn on_park(&mut self, step: ParkStep, answer: Answer, ctx: &mut Context<'_>) {
         match (step, answer) {
             (ParkStep::Putting { put }, Answer::Wrote(Wrote::Done(etag))) => {
-                self.lease = Lease::Remembered { record: put.record, etag };
-                self.end_release(ctx);
+                self.released(put.record, etag, ctx);
             }
             (ParkStep::Putting { put }, Answer::Wrote(Wrote::ConditionFailed)) => {
                 let ticket = self.ticket();
@@ -105,10 +108,7 @@ impl HostEntry {
     fn on_release_read(&mut self, put: &Release, body: &[u8], etag: ETag, ctx: &mut Context<'_>) {
         let own_id = ctx.shared.settings.identity.id.clone();
         match HostRecord::decode(body) {
-            Ok(found) if found.nonce == put.record.nonce => {
-                self.lease = Lease::Remembered { record: found, etag };
-                self.end_release(ctx);
-            }
+            Ok(found) if found.nonce == put.record.nonce => self.released(found, etag, ctx),
             // Not landed yet, and it still could: replace what it was conditional on, so that it
             // cannot. The host stays ours and unclean; the next wake takes it with a new number.
             Ok(found) if found.id == own_id && found.state == HostState::Owned => {
@@ -132,8 +132,22 @@ impl HostEntry {
         }
     }
 
+    /// It stands in the store.
+    fn released(&mut self, record: HostRecord, etag: ETag, ctx: &mut Context<'_>) {
+        if record.state == HostState::Outside {
+            // Not to be taken back by a mere visit.
+            self.lease = Lease::None;
+            self.end_handover(Ok(()), ctx);
+        } else {
+            self.lease = Lease::Remembered { record, etag };
+        }
+        self.end_release(ctx);
+    }
+
     fn end_release(&mut self, ctx: &mut Context<'_>) {
         ctx.fx.push(Effect::Journal(Entry::Settled { host: self.host.clone() }));
+        let why = "its record was changed by somebody else meanwhile";
+        self.end_handover(Err(why.into()), ctx);
         self.state = State::Asleep;
     }
 }
