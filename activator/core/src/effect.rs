@@ -14,7 +14,7 @@ use crate::position::RemoteTip;
 use crate::time::{Deadline, Nanos, Wall};
 
 /// A record in the store.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum RecordKey {
     /// `<prefix>/sessions/<box>.json`.
     Session(BoxName),
@@ -23,7 +23,7 @@ pub enum RecordKey {
 }
 
 /// What must hold for a PUT to be carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Expect {
     /// `If-None-Match: *`.
     Absent,
@@ -32,7 +32,7 @@ pub enum Expect {
 }
 
 /// An entry of the fsynced journal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Entry {
     /// Nonces that start with `base` are ours, under this epoch.
     Session {
@@ -56,7 +56,7 @@ pub enum Entry {
 }
 
 /// What the wake table is to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Word {
     /// Nothing runs.
     Asleep,
@@ -99,7 +99,7 @@ pub enum Reason {
 }
 
 /// A failed wake.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Failure {
     /// Its kind, for the reason header.
     pub reason: Reason,
@@ -110,7 +110,7 @@ pub struct Failure {
 }
 
 /// What the replica continues from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Base {
     /// The local file equals this number.
     At(RemoteTip),
@@ -119,7 +119,7 @@ pub enum Base {
 }
 
 /// How a takeover ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TakeoverEnd {
     /// The session is fenced: its hosts can be taken.
     Fenced,
@@ -136,7 +136,7 @@ pub enum TakeoverEnd {
 }
 
 /// An output of the core.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Effect {
     /// Make an entry durable, before anything behind it is begun.
     Journal(Entry),

@@ -30,7 +30,7 @@ pub enum Subject {
 }
 
 /// How one host is treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Policy {
     /// Idle time after which it sleeps.
     pub idle: Nanos,
@@ -41,7 +41,7 @@ pub struct Policy {
 }
 
 /// A host as the registry knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HostSeed {
     /// Its slot.
     pub slot: Slot,
@@ -60,7 +60,7 @@ pub struct HostSeed {
 }
 
 /// What the journal remembers of this box's session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionMemo {
     /// Its epoch.
     pub epoch: Epoch,
@@ -80,7 +80,7 @@ pub enum Cause {
 }
 
 /// One host's activity, read from the table (or the kernel's maps) for a sweep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sample {
     /// The host.
     pub slot: Slot,
@@ -93,7 +93,7 @@ pub struct Sample {
 }
 
 /// An input of the core.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Event {
     /// The first event: what registry, journal and a look at the machine say.
     Boot {
@@ -131,7 +131,7 @@ pub enum Event {
 }
 
 /// One line of the event log, from which a history can be replayed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Line {
     /// The first one: what the core was made with.
     Settings(crate::Settings),
@@ -140,7 +140,7 @@ pub enum Line {
 }
 
 /// What came of a GET.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Got {
     /// The object.
     Found {
@@ -158,7 +158,7 @@ pub enum Got {
 }
 
 /// What came of a conditional PUT.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Wrote {
     /// Carried out.
     Done(ETag),
@@ -173,7 +173,7 @@ pub enum Wrote {
 }
 
 /// Why a store did not do it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StoreProblem {
     /// No answer in time, or no connection.
     Unreachable(String),
@@ -194,7 +194,7 @@ impl StoreProblem {
 }
 
 /// Why work on a replica came to nothing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReplicaProblem {
     /// The store did not do it.
     Store(StoreProblem),
@@ -218,7 +218,7 @@ impl ReplicaProblem {
 }
 
 /// What came of a write-once upload that a start depends on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Uploaded {
     /// It is there, and is ours.
     Done(RemoteTip),
@@ -234,7 +234,7 @@ pub enum Uploaded {
 }
 
 /// What an effect led to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Answer {
     /// Of `Effect::Get`.
     Got(Got),
@@ -275,7 +275,7 @@ pub enum Answer {
 }
 
 /// How a final sync ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Saved {
     /// Everything is durable and the position says clean.
     Clean(Option<RemoteTip>),

@@ -26,7 +26,7 @@ mod view;
 pub use view::HostView;
 
 /// This box's right to run the host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum Lease {
     /// Not held, and nothing is known.
     None,
@@ -37,7 +37,7 @@ pub(crate) enum Lease {
 }
 
 /// What a release may name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Tip {
     /// Something may be newer than what is durable: no release.
     Doubtful,
@@ -46,7 +46,7 @@ pub(crate) enum Tip {
 }
 
 /// What a wake is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
     /// Somebody waits: the instance is started.
     Serve,
@@ -55,12 +55,12 @@ pub(crate) enum Purpose {
 }
 
 /// One wake.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Wake {
     pub(crate) deadline: Mono,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum LeaseStep {
     /// The session is not live (or not renewed) yet.
     AwaitSession,
@@ -94,7 +94,7 @@ pub(crate) enum LeaseStep {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct LeasePut {
     pub(crate) record: HostRecord,
     pub(crate) before: Option<HostRecord>,
@@ -102,7 +102,7 @@ pub(crate) struct LeasePut {
     pub(crate) pause: Nanos,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum CopyStep {
     Inspecting,
     Listing {
@@ -134,7 +134,7 @@ pub(crate) enum CopyStep {
 }
 
 /// Why an instance is stopped.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum Why {
     Idle,
     Operator,
@@ -149,13 +149,13 @@ pub(crate) enum Why {
 }
 
 /// What follows a sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Then {
     Sleep,
     WakeAgain,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum StopStep {
     /// Idle stops only: asking the table whether something is in flight.
     Taking {
@@ -172,7 +172,7 @@ pub(crate) enum StopStep {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum ParkStep {
     Putting { put: Release },
     Checking { put: Release },
@@ -180,7 +180,7 @@ pub(crate) enum ParkStep {
 }
 
 /// A release, repeated byte for byte until it is definite.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Release {
     pub(crate) record: HostRecord,
     /// The record that it replaces; unknown when a predecessor sent it.
@@ -189,7 +189,7 @@ pub(crate) struct Release {
 }
 
 /// Where a host is. One enum, its data inside.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) enum State {
     Asleep,
     Leasing {
@@ -257,7 +257,7 @@ pub(crate) enum State {
 }
 
 /// One host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct HostEntry {
     pub(crate) slot: Slot,
     pub(crate) host: Host,

@@ -53,7 +53,7 @@ const SWEEP_MIN: Nanos = Nanos::from_millis(100);
 const SWEEP_MAX: Nanos = Nanos::from_secs(30);
 
 /// The activator's state machine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Core {
     shared: Shared,
     session: Session,

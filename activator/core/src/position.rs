@@ -9,7 +9,7 @@ use crate::ids::{BoxId, ETag, Generation, Txid};
 use crate::record::{HostRecord, HostState};
 
 /// What tells one file on disk from another, and from itself after a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileId {
     /// Inode number.
     pub inode: u64,
@@ -20,7 +20,7 @@ pub struct FileId {
 }
 
 /// Content of the position file: what of the database was acknowledged by the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
     /// Version of this format; 1.
@@ -45,7 +45,7 @@ pub struct Position {
 pub const POSITION_VERSION: u32 = 1;
 
 /// Why a position file was not taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PositionError {
     /// Not JSON of this shape.
     Malformed(String),
@@ -92,7 +92,7 @@ impl Position {
 }
 
 /// What was found on this box's disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LocalCopy {
     /// The database file, when there is one.
     pub file: Option<FileId>,
@@ -103,7 +103,7 @@ pub struct LocalCopy {
 }
 
 /// The newest L0 in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteTip {
     /// Its number.
     pub txid: Txid,
@@ -112,7 +112,7 @@ pub struct RemoteTip {
 }
 
 /// What is known of the remote replica.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Remote {
     /// Not asked yet.
     Unasked,
@@ -121,7 +121,7 @@ pub enum Remote {
 }
 
 /// What to do before a start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Verdict {
     /// The store must be listed first.
     List,
@@ -175,7 +175,7 @@ impl CopyRefusal {
 }
 
 /// The host record as it was read before this acquisition, and who asks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct Claimed<'a> {
     /// The record before the acquisition; `None` when the host was never owned.
     pub before: Option<&'a HostRecord>,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{BoxId, BoxName, ETag, Epoch, Generation, Nonce, Txid};
 
 /// `<prefix>/sessions/<box>.json`: one box's standing right to run hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionRecord {
     /// The box's name.
     #[serde(rename = "box")]
@@ -48,7 +48,7 @@ pub enum HostState {
 }
 
 /// Who holds a host: `box/epoch`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The box.
     pub name: BoxName,
@@ -63,7 +63,7 @@ impl core::fmt::Display for Owner {
 }
 
 /// `<prefix>/<host>/lock.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostRecord {
     /// Fencing number; rises at every acquisition, never resets.
     pub generation: Generation,
@@ -109,7 +109,7 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 const LONG_AGO: &str = "1970-01-01T00:00:01Z";
 
 /// Why a record was not taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecordError(pub String);
 
 impl core::fmt::Display for RecordError {

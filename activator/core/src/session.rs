@@ -18,7 +18,7 @@ use crate::shared::{Shared, starts_with};
 use crate::time::{Deadline, Mono, Nanos, Now};
 
 /// A compare-and-swap that is repeated, byte for byte, until it is definite.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Claim {
     record: SessionRecord,
     expect: Expect,
@@ -28,7 +28,7 @@ struct Claim {
     step: ClaimStep,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ClaimStep {
     Writing,
     /// Read back: is the record's nonce ours?
@@ -36,14 +36,14 @@ enum ClaimStep {
     Pausing(Mono),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 #[expect(clippy::large_enum_variant, reason = "one session a process")]
 enum Next {
     Renew(Mono),
     Renewing(Claim),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 enum State {
     /// Not begun, or waiting until every instance of an earlier epoch is gone.
     Down,
@@ -71,7 +71,7 @@ enum State {
 }
 
 /// How a session was lost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 enum Loss {
     /// Another box fenced it.
     Fenced(BoxName),
@@ -82,7 +82,7 @@ enum Loss {
 }
 
 /// What the session's move means for the hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Turn {
     /// Nothing.
     None,
@@ -95,7 +95,7 @@ pub(crate) enum Turn {
 }
 
 /// The box's session.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Session {
     state: State,
     attempt: Attempt,

@@ -8,7 +8,7 @@ use crate::ids::{BoxId, BoxName};
 use crate::time::Nanos;
 
 /// Who this box is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Identity {
     /// Its name.
     pub name: BoxName,
@@ -19,7 +19,7 @@ pub struct Identity {
 }
 
 /// Whether another box's session may be ended by time alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TakeoverMode {
     /// Only an operator's word ends it: a store outage stops no app.
@@ -30,7 +30,7 @@ pub enum TakeoverMode {
 }
 
 /// Settings of the core.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Settings {
     /// Who this box is.
     pub identity: Identity,

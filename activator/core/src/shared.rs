@@ -10,7 +10,7 @@ use crate::settings::{Settings, TakeoverMode};
 use crate::watch::Watches;
 
 /// Whether the activator stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     /// It does.
     Staying,
@@ -19,7 +19,7 @@ pub(crate) enum Mode {
 }
 
 /// Nonces of this process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Nonces {
     base: String,
     next: u64,
@@ -49,6 +49,12 @@ pub(crate) fn starts_with(nonce: &Nonce, base: &str) -> bool {
 #[derive(Clone, Debug, Default)]
 pub struct Counters(BTreeMap<&'static str, u64>);
 
+/// How often something happened decides nothing: two cores that differ in it alone are the same to an
+/// exploration.
+impl core::hash::Hash for Counters {
+    fn hash<H: core::hash::Hasher>(&self, _state: &mut H) {}
+}
+
 impl Counters {
     pub(crate) fn add(&mut self, name: &'static str) {
         let count = self.0.entry(name).or_default();
@@ -68,7 +74,7 @@ impl Counters {
 }
 
 /// What every part of the core may look at.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) nonces: Nonces,

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 use crate::time::{Boot, Mono, Nanos, Now};
 use crate::watch::{is_old, patience};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 enum State {
     Idle,
     Reading { target: BoxName },
@@ -25,7 +25,7 @@ enum State {
 }
 
 /// The operator's takeover; one at a time.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Takeover {
     state: State,
     attempt: Attempt,

@@ -98,7 +98,7 @@ impl Mono {
 }
 
 /// One reading of all three clocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Now {
     /// For idle times and budgets.
     pub mono: Mono,
@@ -109,7 +109,7 @@ pub struct Now {
 }
 
 /// A moment by all three clocks: reached when the first of them reaches it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Deadline {
     /// By the clock that stands still in suspend.
     pub mono: Mono,

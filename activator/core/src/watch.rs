@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::time::{Boot, MILLI_NS, Nanos, Now, SECOND_NS};
 
 /// One sighting of a session record.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Seen {
     etag: ETag,
     /// Entity tags may be content hashes.
@@ -18,7 +18,7 @@ struct Seen {
 }
 
 /// What was seen of other boxes' sessions.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Watches(BTreeMap<BoxName, Seen>);
 
 /// How long a session record must stay unchanged: its own TTL, since its box may be configured

@@ -11,6 +11,7 @@ pub mod checks;
 pub mod clock;
 pub mod copies;
 pub mod disk;
+pub mod explore;
 pub mod guard;
 pub mod instances;
 pub mod network;

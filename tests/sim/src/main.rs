@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
+use dormouse_sim::explore::{BOUNDS, Bounds, Report, explore};
 use dormouse_sim::sabotage::{SABOTAGES, Sabotage};
 use dormouse_sim::story::Told;
 use dormouse_sim::{Outcome, run};
@@ -21,6 +22,12 @@ struct Arguments {
     /// One seed, with its whole story.
     #[arg(long)]
     seed: Option<u64>,
+    /// Instead of seeds: every schedule within bounds, of a small world with the same core.
+    #[arg(long, conflicts_with_all = ["seed", "sabotage"])]
+    explore: bool,
+    /// States after which an exploration gives up.
+    #[arg(long, default_value_t = 20_000_000, requires = "explore")]
+    states: usize,
     /// Break one rule on purpose; the checkers must notice.
     #[arg(long, value_name = "NAME")]
     sabotage: Option<String>,
@@ -40,6 +47,9 @@ fn main() -> io::Result<ExitCode> {
     };
     // A panic of the core is reported as the violation that it is.
     std::panic::set_hook(Box::new(|_| {}));
+    if arguments.explore {
+        return explore_all(&mut out, arguments.states);
+    }
     if let Some(seed) = arguments.seed {
         let outcome = run(seed, sabotage, Told::All);
         return conclude(&mut out, seed, &outcome, 1);
@@ -59,6 +69,21 @@ fn main() -> io::Result<ExitCode> {
     }
     writeln!(out, "{steps} steps, {counts:?}")?;
     writeln!(out, "sim: {} seeds clean", arguments.seeds)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each of the bounds of [`BOUNDS`], with its count of states.
+fn explore_all(out: &mut impl io::Write, states_max: usize) -> io::Result<ExitCode> {
+    for (name, bounds) in BOUNDS {
+        let report = explore(&Bounds { states_max, ..bounds });
+        if let Some((what, way)) = &report.violation {
+            writeln!(out, "explore: {name}: {what}, after {way:?}")?;
+            return Ok(ExitCode::FAILURE);
+        }
+        let how = if report.complete { "complete" } else { "NOT complete" };
+        let Report { states, moves, depth, .. } = report;
+        writeln!(out, "explore: {name}: {states} states, {moves} moves, depth {depth}, {how}")?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

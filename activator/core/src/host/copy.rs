@@ -13,7 +13,7 @@ use crate::record::HostRecord;
 use crate::time::Mono;
 
 /// What an upload that a start depends on consists of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Fence,
     Image,

@@ -11,7 +11,7 @@ use crate::effect::Effect;
 use crate::record::HostState;
 
 /// A handover that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Handover {
     /// To the outside supervisor.
     Out {

@@ -10,7 +10,7 @@ use crate::session::Session;
 use crate::time::{Mono, Now, Wall};
 
 /// A host as people and tools see it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct HostView {
     /// Its slot.
     pub slot: Slot,

@@ -1,0 +1,127 @@
+//! Every schedule within small bounds: two boxes, one host, the real core, a few faults.
+//!
+//! Breadth first over all orders in which requests land, answers come, writes are late, boxes die or
+//! stand still. Time goes in steps of a second and only when nothing is on its way, so that a state
+//! is finite; tags are content hashes, as on the least helpful stores. The uploader is a model of
+//! its own here (one file in flight, deadline before send and after the answer); the core is not.
+
+mod effects;
+mod moves;
+mod state;
+
+use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use moves::Move;
+pub use state::{Break, Budget, State};
+
+/// What is explored.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Whether sessions end by time.
+    pub automatic: bool,
+    /// How often what may happen.
+    pub budget: Budget,
+    /// Seconds after the start.
+    pub horizon_s: u64,
+    /// States after which it gives up.
+    pub states_max: usize,
+    /// The rule that is broken on purpose.
+    pub sabotage: Option<Break>,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Different states.
+    pub states: usize,
+    /// Moves that were tried.
+    pub moves: u64,
+    /// The longest of the shortest ways to a state.
+    pub depth: u32,
+    /// Whether every state within the bounds was met.
+    pub complete: bool,
+    /// The first violation, and the way to it.
+    pub violation: Option<(String, Vec<Move>)>,
+}
+
+const fn bounds(automatic: bool, budget: Budget, horizon_s: u64) -> Bounds {
+    Bounds { automatic, budget, horizon_s, states_max: usize::MAX, sabotage: None }
+}
+
+/// What is explored completely.
+pub const BOUNDS: [(&str, Bounds); 2] = [
+    (
+        "automatic takeover, one fault",
+        bounds(true, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 0 }, 6),
+    ),
+    (
+        "manual takeover, one fault",
+        bounds(false, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 1 }, 6),
+    ),
+];
+
+struct Visited {
+    parent: usize,
+    by: Option<Move>,
+    depth: u32,
+}
+
+/// Explores from a host that is awake on the first box, with one durable write.
+#[must_use]
+pub fn explore(bounds: &Bounds) -> Report {
+    let start = State::awake(bounds);
+    let mut seen = HashSet::from([start.fingerprint()]);
+    let mut visited = vec![Visited { parent: 0, by: None, depth: 0 }];
+    let mut queue = VecDeque::from([(0, start)]);
+    let mut report = Report { states: 1, moves: 0, depth: 0, complete: true, violation: None };
+    while let Some((at, state)) = queue.pop_front() {
+        for step in state.moves() {
+            report.moves += 1;
+            let mut next = state.clone();
+            let tried = catch_unwind(AssertUnwindSafe(|| {
+                next.go(step);
+                next.check()
+            }));
+            let violation = match tried {
+                Ok(violation) => violation,
+                Err(payload) => Some(panicked(payload.as_ref())),
+            };
+            if let Some(what) = violation {
+                report.violation = Some((what, way(&visited, at, step)));
+                report.complete = false;
+                return report;
+            }
+            if !seen.insert(next.fingerprint()) {
+                continue;
+            }
+            let depth = visited[at].depth + 1;
+            report.depth = report.depth.max(depth);
+            visited.push(Visited { parent: at, by: Some(step), depth });
+            report.states = visited.len();
+            if report.states >= bounds.states_max {
+                report.complete = false;
+                return report;
+            }
+            queue.push_back((visited.len() - 1, next));
+        }
+    }
+    report
+}
+
+/// The moves from the start to a state, and the last one.
+fn way(visited: &[Visited], mut at: usize, last: Move) -> Vec<Move> {
+    let mut moves = vec![last];
+    while let Some(step) = visited[at].by {
+        moves.push(step);
+        at = visited[at].parent;
+    }
+    moves.reverse();
+    moves
+}
+
+fn panicked(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "a panic".into())
+}
