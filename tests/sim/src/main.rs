@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
-use dormouse_sim::explore::{BOUNDS, Bounds, Report, explore};
+use dormouse_sim::explore::{BOUNDS, Bounds, Report, WIDE_BOUNDS, explore};
 use dormouse_sim::sabotage::{SABOTAGES, Sabotage};
 use dormouse_sim::story::Told;
 use dormouse_sim::{Outcome, run};
@@ -25,8 +25,11 @@ struct Arguments {
     /// Instead of seeds: every schedule within bounds, of a small world with the same core.
     #[arg(long, conflicts_with_all = ["seed", "sabotage"])]
     explore: bool,
+    /// The bounds that take longer.
+    #[arg(long, requires = "explore")]
+    wide: bool,
     /// States after which an exploration gives up.
-    #[arg(long, default_value_t = 20_000_000, requires = "explore")]
+    #[arg(long, default_value_t = 100_000_000, requires = "explore")]
     states: usize,
     /// Break one rule on purpose; the checkers must notice.
     #[arg(long, value_name = "NAME")]
@@ -48,7 +51,8 @@ fn main() -> io::Result<ExitCode> {
     // A panic of the core is reported as the violation that it is.
     std::panic::set_hook(Box::new(|_| {}));
     if arguments.explore {
-        return explore_all(&mut out, arguments.states);
+        let bounds = if arguments.wide { &WIDE_BOUNDS } else { &BOUNDS };
+        return explore_all(&mut out, bounds, arguments.states);
     }
     if let Some(seed) = arguments.seed {
         let outcome = run(seed, sabotage, Told::All);
@@ -72,10 +76,14 @@ fn main() -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each of the bounds of [`BOUNDS`], with its count of states.
-fn explore_all(out: &mut impl io::Write, states_max: usize) -> io::Result<ExitCode> {
-    for (name, bounds) in BOUNDS {
-        let report = explore(&Bounds { states_max, ..bounds });
+/// Each of the bounds, with its count of states.
+fn explore_all(
+    out: &mut impl io::Write,
+    all: &[(&str, Bounds)],
+    states_max: usize,
+) -> io::Result<ExitCode> {
+    for (name, bounds) in all {
+        let report = explore(&Bounds { states_max, ..*bounds });
         if let Some((what, way)) = &report.violation {
             writeln!(out, "explore: {name}: {what}, after {way:?}")?;
             return Ok(ExitCode::FAILURE);
@@ -83,6 +91,10 @@ fn explore_all(out: &mut impl io::Write, states_max: usize) -> io::Result<ExitCo
         let how = if report.complete { "complete" } else { "NOT complete" };
         let Report { states, moves, depth, .. } = report;
         writeln!(out, "explore: {name}: {states} states, {moves} moves, depth {depth}, {how}")?;
+        out.flush()?;
+        if !report.complete {
+            return Ok(ExitCode::FAILURE);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

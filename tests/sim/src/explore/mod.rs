@@ -1,6 +1,6 @@
 //! Every schedule within small bounds: two boxes, one host, the real core, a few faults.
 //!
-//! Breadth first over all orders in which requests land, answers come, writes are late, boxes die or
+//! Over all orders in which requests land, answers come, writes are late, boxes die or
 //! stand still. Time goes in steps of a second and only when nothing is on its way, so that a state
 //! is finite; tags are content hashes, as on the least helpful stores. The uploader is a model of
 //! its own here (one file in flight, deadline before send and after the answer); the core is not.
@@ -37,8 +37,8 @@ pub struct Report {
     pub states: usize,
     /// Moves that were tried.
     pub moves: u64,
-    /// The longest of the shortest ways to a state.
-    pub depth: u32,
+    /// The longest way that was gone.
+    pub depth: u16,
     /// Whether every state within the bounds was met.
     pub complete: bool,
     /// The first violation, and the way to it.
@@ -49,33 +49,59 @@ const fn bounds(automatic: bool, budget: Budget, horizon_s: u64) -> Bounds {
     Bounds { automatic, budget, horizon_s, states_max: usize::MAX, sabotage: None }
 }
 
-/// What is explored completely.
-pub const BOUNDS: [(&str, Bounds); 2] = [
+/// What is explored completely, in a minute.
+pub const BOUNDS: [(&str, Bounds); 3] = [
     (
-        "automatic takeover, one fault",
+        "automatic takeover, one fault, 6 s",
         bounds(true, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 0 }, 6),
     ),
     (
-        "manual takeover, one fault",
-        bounds(false, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 1 }, 6),
+        "automatic takeover, one fault and a sleep, 5 s",
+        bounds(true, Budget { faults: 1, requests: 1, commits: 1, rests: 1, takeovers: 0 }, 5),
+    ),
+    (
+        "manual takeover, one fault, 5 s",
+        bounds(false, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 1 }, 5),
     ),
 ];
 
+/// What takes longer.
+pub const WIDE_BOUNDS: [(&str, Bounds); 3] = [
+    (
+        "manual takeover, one fault, 6 s",
+        bounds(false, Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 1 }, 6),
+    ),
+    (
+        "automatic takeover, two faults, 5 s",
+        bounds(true, Budget { faults: 2, requests: 1, commits: 1, rests: 0, takeovers: 0 }, 5),
+    ),
+    (
+        "manual takeover, two faults, 5 s",
+        bounds(false, Budget { faults: 2, requests: 1, commits: 0, rests: 0, takeovers: 1 }, 5),
+    ),
+];
+
+/// How a state was first met; small, for there are millions.
 struct Visited {
-    parent: usize,
+    parent: u32,
+    depth: u16,
     by: Option<Move>,
-    depth: u32,
 }
 
-/// Explores from a host that is awake on the first box, with one durable write.
+/// Explores from a host that is awake on the first box, with one durable write. Depth first, which
+/// needs little memory; with a broken rule breadth first, which gives the shortest way to the breach.
 #[must_use]
 pub fn explore(bounds: &Bounds) -> Report {
     let start = State::awake(bounds);
     let mut seen = HashSet::from([start.fingerprint()]);
     let mut visited = vec![Visited { parent: 0, by: None, depth: 0 }];
-    let mut queue = VecDeque::from([(0, start)]);
+    let mut queue = VecDeque::from([(0_u32, start)]);
     let mut report = Report { states: 1, moves: 0, depth: 0, complete: true, violation: None };
-    while let Some((at, state)) = queue.pop_front() {
+    let next = |queue: &mut VecDeque<_>| match bounds.sabotage {
+        Some(_) => queue.pop_front(),
+        None => queue.pop_back(),
+    };
+    while let Some((at, state)) = next(&mut queue) {
         for step in state.moves() {
             report.moves += 1;
             let mut next = state.clone();
@@ -95,7 +121,7 @@ pub fn explore(bounds: &Bounds) -> Report {
             if !seen.insert(next.fingerprint()) {
                 continue;
             }
-            let depth = visited[at].depth + 1;
+            let depth = visited_at(&visited, at).depth.saturating_add(1);
             report.depth = report.depth.max(depth);
             visited.push(Visited { parent: at, by: Some(step), depth });
             report.states = visited.len();
@@ -103,18 +129,26 @@ pub fn explore(bounds: &Bounds) -> Report {
                 report.complete = false;
                 return report;
             }
-            queue.push_back((visited.len() - 1, next));
+            let Ok(number) = u32::try_from(visited.len() - 1) else {
+                report.complete = false;
+                return report;
+            };
+            queue.push_back((number, next));
         }
     }
     report
 }
 
+fn visited_at(visited: &[Visited], at: u32) -> &Visited {
+    &visited[usize::try_from(at).unwrap_or(usize::MAX)]
+}
+
 /// The moves from the start to a state, and the last one.
-fn way(visited: &[Visited], mut at: usize, last: Move) -> Vec<Move> {
+fn way(visited: &[Visited], mut at: u32, last: Move) -> Vec<Move> {
     let mut moves = vec![last];
-    while let Some(step) = visited[at].by {
+    while let Some(step) = visited_at(visited, at).by {
         moves.push(step);
-        at = visited[at].parent;
+        at = visited_at(visited, at).parent;
     }
     moves.reverse();
     moves

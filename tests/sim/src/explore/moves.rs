@@ -4,43 +4,43 @@ use dormouse_core::event::{Answer, Cause, Event, Got, ReplicaProblem, StoreProbl
 use dormouse_core::ids::{BoxName, Txid};
 use dormouse_core::time::SECOND_NS;
 
-use super::state::{Ask, Break, File, Flight, SLOT, Stage, State, To, Told};
+use super::state::{Ask, Break, File, Flight, Machine, SLOT, Stage, State, To, Told};
 
 /// One thing that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
     /// A request is carried out and answered.
-    Deliver(usize),
+    Deliver(u8),
     /// A request is lost: its sender sees a time-out.
-    LoseRequest(usize),
+    LoseRequest(u8),
     /// It is carried out, and its answer is lost.
-    LoseAnswer(usize),
+    LoseAnswer(u8),
     /// It may land at any later moment; its sender sees a time-out.
-    Delay(usize),
+    Delay(u8),
     /// A late write lands.
-    Land(usize),
+    Land(u8),
     /// Somebody asks for the host.
-    Request(usize),
+    Request(u8),
     /// The instance commits.
-    Commit(usize),
+    Commit(u8),
     /// The replica sends what is not durable.
-    Upload(usize),
+    Upload(u8),
     /// An operator puts it to sleep.
-    Rest(usize),
+    Rest(u8),
     /// An operator says that the other box is gone.
-    TakeOver(usize),
+    TakeOver(u8),
     /// `kill -9` of the activator.
-    Kill(usize),
+    Kill(u8),
     /// Power goes: activator and instance.
-    Crash(usize),
+    Crash(u8),
     /// A new activator.
-    Start(usize),
+    Start(u8),
     /// SIGSTOP: of all its processes, or of the activator alone.
-    Pause(usize, bool),
+    Pause(u8, bool),
     /// SIGCONT.
-    Resume(usize),
+    Resume(u8),
     /// A core that is due is swept.
-    Sweep(usize),
+    Sweep(u8),
     /// Time passes: to the next due moment, at most a second.
     Wait,
 }
@@ -51,7 +51,7 @@ impl State {
     pub fn moves(&self) -> Vec<Move> {
         let mut moves = Vec::new();
         let faults = self.left.faults > 0;
-        for (i, flight) in self.flights.iter().enumerate() {
+        for (i, flight) in (0..).zip(&self.flights) {
             moves.push(Move::Deliver(i));
             if faults {
                 moves.push(Move::LoseRequest(i));
@@ -61,9 +61,9 @@ impl State {
                 }
             }
         }
-        moves.extend((0..self.late.len()).map(Move::Land));
-        for b in 0..2 {
-            self.moves_of(b, faults, &mut moves);
+        moves.extend((0..).zip(&self.late).map(|(i, _)| Move::Land(i)));
+        for (b, machine) in (0..).zip(&self.boxes) {
+            self.moves_of(b, machine, faults, &mut moves);
         }
         let due = moves.iter().any(|step| matches!(step, Move::Sweep(_)));
         if self.flights.is_empty() && !due && self.now_ns < self.end_ns {
@@ -72,8 +72,7 @@ impl State {
         moves
     }
 
-    fn moves_of(&self, b: usize, faults: bool, moves: &mut Vec<Move>) {
-        let machine = &self.boxes[b];
+    fn moves_of(&self, b: u8, machine: &Machine, faults: bool, moves: &mut Vec<Move>) {
         if self.left.commits > 0 && machine.instance.is_some() && machine.paused != Some(true) {
             moves.push(Move::Commit(b));
         }
@@ -92,10 +91,10 @@ impl State {
         if self.left.rests > 0 && state == "awake" {
             moves.push(Move::Rest(b));
         }
-        if self.left.takeovers > 0 && self.boxes[1 - b].core.is_none() {
+        if self.left.takeovers > 0 && self.boxes[usize::from(1 - b)].core.is_none() {
             moves.push(Move::TakeOver(b));
         }
-        if self.can_upload(b) {
+        if self.can_upload(machine) {
             moves.push(Move::Upload(b));
         }
         if core.next_due(self.now()).is_some_and(|due| due <= self.now().mono) {
@@ -111,8 +110,7 @@ impl State {
         }
     }
 
-    fn can_upload(&self, b: usize) -> bool {
-        let machine = &self.boxes[b];
+    fn can_upload(&self, machine: &Machine) -> bool {
         let Stage::Running(running) = &machine.stage else { return false };
         let may = machine.deadline.is_some_and(|deadline| !deadline.passed(self.now()));
         let behind = running.based.as_ref() != machine.disk.copy.as_ref();
@@ -123,54 +121,54 @@ impl State {
     pub fn go(&mut self, step: Move) {
         match step {
             Move::Deliver(i) => {
-                let flight = self.flights.remove(i);
+                let flight = self.flights.remove(usize::from(i));
                 let told = self.carry(&flight.ask);
                 self.tell(flight, told);
             }
             Move::LoseRequest(i) => {
                 self.left.faults -= 1;
-                let flight = self.flights.remove(i);
+                let flight = self.flights.remove(usize::from(i));
                 self.time_out(flight);
             }
             Move::LoseAnswer(i) => {
                 self.left.faults -= 1;
-                let flight = self.flights.remove(i);
+                let flight = self.flights.remove(usize::from(i));
                 self.carry(&flight.ask);
                 self.time_out(flight);
             }
             Move::Delay(i) => {
                 self.left.faults -= 1;
-                let flight = self.flights.remove(i);
+                let flight = self.flights.remove(usize::from(i));
                 self.late.push(flight.clone());
                 self.time_out(flight);
             }
             Move::Land(i) => {
-                let flight = self.late.remove(i);
+                let flight = self.late.remove(usize::from(i));
                 self.carry(&flight.ask);
             }
             Move::Request(b) => {
                 self.left.requests -= 1;
-                self.step(b, Event::Requested(SLOT, Cause::Client));
+                self.step(usize::from(b), Event::Requested(SLOT, Cause::Client));
             }
-            Move::Commit(b) => self.commit(b),
-            Move::Upload(b) => self.upload(b),
+            Move::Commit(b) => self.commit(usize::from(b)),
+            Move::Upload(b) => self.upload(usize::from(b)),
             Move::Rest(b) => {
                 self.left.rests -= 1;
-                self.step(b, Event::Rest(SLOT));
+                self.step(usize::from(b), Event::Rest(SLOT));
             }
             Move::TakeOver(b) => {
                 self.left.takeovers -= 1;
-                self.step(b, Event::Takeover(BoxName(format!("box{}", 1 - b))));
+                self.step(usize::from(b), Event::Takeover(BoxName(format!("box{}", 1 - b))));
             }
-            Move::Kill(b) => self.die(b, false),
-            Move::Crash(b) => self.die(b, true),
-            Move::Start(b) => self.start(b),
+            Move::Kill(b) => self.die(usize::from(b), false),
+            Move::Crash(b) => self.die(usize::from(b), true),
+            Move::Start(b) => self.start(usize::from(b)),
             Move::Pause(b, whole) => {
                 self.left.faults -= 1;
-                self.boxes[b].paused = Some(whole);
+                self.boxes[usize::from(b)].paused = Some(whole);
             }
-            Move::Resume(b) => self.resume(b),
-            Move::Sweep(b) => self.step(b, Event::Sweep(Vec::new())),
+            Move::Resume(b) => self.resume(usize::from(b)),
+            Move::Sweep(b) => self.step(usize::from(b), Event::Sweep(Vec::new())),
             Move::Wait => self.wait(),
         }
         self.guard();
