@@ -26,18 +26,20 @@ impl Probe {
 
 /// Why the probe could not tell.
 #[derive(Debug, thiserror::Error)]
-#[error("the store could not be probed: {step} ended as {outcome}")]
+#[error("the store could not be probed: {step}: {why}")]
 pub struct ProbeError {
     /// What was tried.
     pub step: &'static str,
     /// What came back.
-    pub outcome: String,
+    pub why: String,
+    /// Whether the store said no for good.
+    pub is_refusal: bool,
 }
 
 /// Tries both conditions on a key of its own below `<prefix>/probe/`, and deletes it.
 pub async fn probe<S: Store>(store: &S, prefix: &str) -> Result<Probe, ProbeError> {
-    let name = random_text()
-        .map_err(|error| ProbeError { step: "random name", outcome: error.to_string() })?;
+    let name =
+        random_text().map_err(|error| ProbeError::broken("random name", error.to_string()))?;
     let key =
         if prefix.is_empty() { format!("probe/{name}") } else { format!("{prefix}/probe/{name}") };
     let put = |text: &str, condition| {
@@ -69,12 +71,14 @@ pub async fn probe<S: Store>(store: &S, prefix: &str) -> Result<Probe, ProbeErro
     };
     match store.delete(&key, Condition::None).await {
         DeleteOutcome::Done => (),
-        other @ (DeleteOutcome::ConditionFailed
-        | DeleteOutcome::Conflict
-        | DeleteOutcome::Unknown { .. }
-        | DeleteOutcome::Refused { .. }
-        | DeleteOutcome::Broken { .. }) => {
-            return Err(ProbeError { step: "clean up", outcome: format!("{other:?}") });
+        DeleteOutcome::Refused { why } => {
+            return Err(ProbeError { step: "clean up", why, is_refusal: true });
+        }
+        DeleteOutcome::Unknown { why } | DeleteOutcome::Broken { why } => {
+            return Err(ProbeError::broken("clean up", why));
+        }
+        other @ (DeleteOutcome::ConditionFailed | DeleteOutcome::Conflict) => {
+            return Err(ProbeError::broken("clean up", format!("{other:?}")));
         }
     }
     Ok(Probe { honours_if_absent, honours_if_match, honours_conditional_delete })
@@ -91,5 +95,19 @@ fn failed(step: &'static str, outcome: &PutOutcome) -> Result<bool, ProbeError> 
 }
 
 fn unclear(step: &'static str, outcome: &PutOutcome) -> ProbeError {
-    ProbeError { step, outcome: format!("{outcome:?}") }
+    match outcome {
+        PutOutcome::Refused { why } => ProbeError { step, why: why.clone(), is_refusal: true },
+        PutOutcome::Unknown { why } | PutOutcome::Broken { why } => {
+            ProbeError::broken(step, why.clone())
+        }
+        PutOutcome::Done { .. } | PutOutcome::ConditionFailed | PutOutcome::Conflict => {
+            ProbeError::broken(step, format!("{outcome:?}"))
+        }
+    }
+}
+
+impl ProbeError {
+    fn broken(step: &'static str, why: String) -> Self {
+        Self { step, why, is_refusal: false }
+    }
 }
