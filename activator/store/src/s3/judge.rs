@@ -138,8 +138,8 @@ impl Whereabouts {
             416 => Failure::OutOfRange,
             429 => Failure::Broken(words),
             401 | 403 => refused(&format!(
-                "check the keys (from {keys}) and that they may read, write, delete and list in \
-                 bucket {bucket}"
+                "check the keys (from {keys}), that bucket {bucket} is there, and that they may \
+                 read, write, delete and list in it"
             )),
             501 => refused("the store lacks what Dormouse needs: use another one"),
             300..=399 => refused("the bucket is elsewhere: set store.region or store.endpoint"),
