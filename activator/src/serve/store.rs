@@ -18,7 +18,7 @@ const FIRST_PROBE: Duration = Duration::from_secs(5);
 /// Between probes of a store that is away, doubled up to the longest.
 const PROBE_AGAIN: Duration = Duration::from_secs(1);
 /// Also the longest that a store which is back, or was put right, stays unused.
-const PROBE_AGAIN_MAX: Duration = Duration::from_secs(15);
+const PROBE_AGAIN_MAX: Duration = Duration::from_secs(5);
 
 /// What tells a store from another.
 #[derive(Debug, PartialEq, Eq)]
