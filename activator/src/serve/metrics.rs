@@ -7,6 +7,9 @@ use super::driver::Driver;
 use dormouse_replica::clock;
 use dormouse_store::Count;
 
+/// One figure of a line of the ledger.
+type Figure = fn(&Count) -> u64;
+
 impl Driver {
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
@@ -42,7 +45,7 @@ impl Driver {
                 *total = total.plus(count);
             }
         }
-        let figures: [(&str, fn(&Count) -> u64); 3] = [
+        let figures: [(&str, Figure); 3] = [
             ("dormouse_store_requests_total", |count| count.requests),
             ("dormouse_store_sent_bytes_total", |count| count.sent_bytes),
             ("dormouse_store_received_bytes_total", |count| count.received_bytes),

@@ -111,8 +111,7 @@ impl AnyStore {
                 Gate::Unfit {
                     why: format!(
                         "{} ignores {ignored} on writes: two boxes could write to one host. Use \
-                         a store that honours both, for example AWS S3, SeaweedFS 4 or R2, or a \
-                         directory",
+                         a store that honours both, as AWS S3 and SeaweedFS do, or a directory",
                         self.place()
                     ),
                 }
