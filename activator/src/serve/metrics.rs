@@ -35,11 +35,15 @@ impl Driver {
         text
     }
 
-    /// The store's ledger. By operation, sessions apart: a line a host would be too many.
+    /// The store's ledger. By operation, hosts together: a line a host would be too many.
     fn store_metrics(&self, text: &mut String) {
         let mut totals: BTreeMap<(&str, &str), Count> = BTreeMap::new();
         for (account, lines) in self.parts.store.ledger().read() {
-            let of = if account == "sessions" { "sessions" } else { "hosts" };
+            let of = match account.as_str() {
+                "sessions" => "sessions",
+                "probe" => "probe",
+                _ => "hosts",
+            };
             for (operation, count) in lines {
                 let total = totals.entry((operation.name(), of)).or_default();
                 *total = total.plus(count);

@@ -159,6 +159,16 @@ fn a_store_that_is_away_at_the_start_is_used_when_it_is_back() -> Result<()> {
     let place = format!("bucket e2e at {}", proxy.endpoint());
     ensure!(world.status()?["store"] == place.as_str(), "{}", world.status()?);
     world.sign(HOST, "one")?;
+    // Away again: what must be restored waits for it, and its visitors are told.
+    world.wait_state(HOST, "asleep")?;
+    world.lose_copy(HOST)?;
+    proxy.set(Fault::Refuse);
+    let answer = world.get(HOST, "/")?;
+    ensure!(answer.status == 503 && answer.field("retry-after").is_some(), "{}", answer.head);
+    ensure!(answer.field("x-dormouse-reason") == Some("store-down"), "{}", answer.head);
+    proxy.set(Fault::None);
+    until(PATIENCE, "it is served again", || Ok(world.get(HOST, "/")?.status == 200))?;
+    ensure!(world.names(HOST)? == ["one"]);
     world.stop()
 }
 

@@ -107,6 +107,12 @@ impl Whereabouts {
             quote(said.unwrap_or("nothing"))
         );
         let refused = |advice: &str| Failure::Refused(format!("{words}; {advice}"));
+        let bad_keys = || {
+            refused(&format!(
+                "check the keys (from {keys}), that bucket {bucket} is there, and that they may \
+                 read, write, delete and list in it"
+            ))
+        };
         match code.unwrap_or_default() {
             "PreconditionFailed" => return Failure::ConditionFailed,
             "ConditionalRequestConflict" | "OperationAborted" => return Failure::Conflict,
@@ -114,8 +120,11 @@ impl Whereabouts {
                 let why = format!("bucket {bucket} does not exist at {endpoint}: create it");
                 return Failure::Refused(why);
             }
-            "RequestTimeTooSkewed" => {
+            "RequestTimeTooSkewed" | "RequestExpired" => {
                 return refused("the clock of this machine is wrong: set it, by NTP for example");
+            }
+            "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "ExpiredToken" | "InvalidToken" => {
+                return bad_keys();
             }
             "PermanentRedirect" | "AuthorizationHeaderMalformed" | "TemporaryRedirect" => {
                 return refused("the bucket is in another region: set store.region or endpoint");
@@ -136,11 +145,9 @@ impl Whereabouts {
             409 => Failure::Conflict,
             404 => Failure::NotFound,
             416 => Failure::OutOfRange,
-            429 => Failure::Broken(words),
-            401 | 403 => refused(&format!(
-                "check the keys (from {keys}), that bucket {bucket} is there, and that they may \
-                 read, write, delete and list in it"
-            )),
+            // 408: the store gave up on a request that did not come.
+            408 | 429 => Failure::Broken(words),
+            401 | 403 => bad_keys(),
             501 => refused("the store lacks what Dormouse needs: use another one"),
             300..=399 => refused("the bucket is elsewhere: set store.region or store.endpoint"),
             400..=499 => refused("the store does not take the request"),
@@ -266,6 +273,7 @@ mod tests {
             (301, Some("PermanentRedirect"), refused),
             (501, Some("NotImplemented"), refused),
             (400, Some("RequestTimeout"), broken),
+            (408, None, broken),
             (400, Some("BadDigest"), broken),
             (503, Some("SlowDown"), broken),
             (429, None, broken),
@@ -286,6 +294,7 @@ mod tests {
             (404, "NoSuchBucket", "bucket b does not exist at http://e: create it"),
             (403, "RequestTimeTooSkewed", "clock of this machine is wrong"),
             (403, "AccessDenied", "check the keys (from /keys.toml)"),
+            (400, "ExpiredToken", "check the keys (from /keys.toml)"),
             (301, "PermanentRedirect", "store.region"),
         ] {
             let failure = at().answered(status, Some(code), None);
