@@ -111,3 +111,83 @@ impl ProbeError {
         Self { step, why, is_refusal: false }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::DirectoryStore;
+    use crate::layout::Layout;
+    use crate::port::{ListPage, Meta, Object, ReadError};
+
+    /// What a store does not look at.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Ignored {
+        IfAbsent,
+        IfMatch,
+        Deletes,
+    }
+
+    /// A store that ignores one kind of condition, as some that speak S3 do.
+    #[derive(Clone)]
+    struct Careless(DirectoryStore, Ignored);
+
+    impl Store for Careless {
+        fn layout(&self) -> Layout {
+            self.0.layout()
+        }
+
+        async fn get(&self, key: &str) -> Result<Object, ReadError> {
+            self.0.get(key).await
+        }
+
+        async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Object, ReadError> {
+            self.0.get_range(key, offset, len).await
+        }
+
+        async fn head(&self, key: &str) -> Result<Meta, ReadError> {
+            self.0.head(key).await
+        }
+
+        async fn put(
+            &self,
+            key: &str,
+            body: Body,
+            condition: Condition,
+            metadata: Metadata,
+        ) -> PutOutcome {
+            let looked_at = match (&condition, self.1) {
+                (Condition::IfAbsent, Ignored::IfAbsent)
+                | (Condition::IfMatch(_), Ignored::IfMatch) => Condition::None,
+                (Condition::None | Condition::IfAbsent | Condition::IfMatch(_), _) => condition,
+            };
+            self.0.put(key, body, looked_at, metadata).await
+        }
+
+        async fn delete(&self, key: &str, condition: Condition) -> DeleteOutcome {
+            let ignored = self.1 == Ignored::Deletes;
+            self.0.delete(key, if ignored { Condition::None } else { condition }).await
+        }
+
+        async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, ReadError> {
+            self.0.list(prefix, after).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_ignores_a_condition_on_writes_is_not_safe() {
+        for (ignored, safe) in
+            [(Ignored::IfAbsent, false), (Ignored::IfMatch, false), (Ignored::Deletes, true)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Careless(DirectoryStore::open(dir.path()).unwrap(), ignored);
+            let seen = probe(&store, "p").await.unwrap();
+            assert_eq!(seen.is_safe(), safe, "{ignored:?}: {seen:?}");
+            assert_eq!(seen.honours_conditional_delete, ignored != Ignored::Deletes, "{ignored:?}");
+            assert_eq!(
+                store.list("p/", None).await.unwrap().entries,
+                [],
+                "{ignored:?}: cleaned up"
+            );
+        }
+    }
+}
