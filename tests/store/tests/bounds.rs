@@ -1,14 +1,14 @@
-//! How many requests are on their way, and what becomes of those that nobody waits for any more.
+//! How many requests are on their way, and what becomes of those that are overtaken.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use dormouse_store::{
-    AnyStore, Body, Condition, Gate, KeySource, Ledger, Metadata, PutOutcome, S3Settings, S3Store,
-    Store,
+    AnyStore, Body, Condition, Gate, KeySource, Ledger, Metadata, PutOutcome, ReadError,
+    S3Settings, S3Store, Store,
 };
-use dormouse_test_store::{FaultProxy, SECRET_KEY, Server};
+use dormouse_test_store::{Fault, FaultProxy, SECRET_KEY, Server};
 
 const EACH_WAY: Duration = Duration::from_millis(150);
 
@@ -89,5 +89,34 @@ async fn an_upload_that_nobody_waits_for_any_more_is_given_up() -> Result<()> {
     }
     proxy.delay(Duration::ZERO);
     ensure!(store.head("p/a.test/0009/large").await.is_err(), "nothing was written");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_read_of_what_was_replaced_meanwhile_is_never_put_together() -> Result<()> {
+    let server = Server::ministack()?;
+    server.make_bucket("tests")?;
+    let proxy = FaultProxy::start(server.address())?;
+    let direct = FaultProxy::start(server.address())?;
+    let (store, other) = (opened(&server, &proxy).await?, opened(&server, &direct).await?);
+    let written = put(&store, "p/a.test/0001/x", vec![1; 2_000_000]).await;
+    ensure!(matches!(written, PutOutcome::Done { .. }), "{written:?}");
+    let before = proxy.requests().len();
+    proxy.delay(EACH_WAY);
+    proxy.set(Fault::CutAnswer { after: 1_000_000, times: 1 });
+    let replacing = async {
+        // The second request is on its way: it takes a delay until the store hears of it.
+        while proxy.requests().len() < before + 2 {
+            tokio::task::yield_now().await;
+        }
+        let body = Body::from(vec![2; 2_000_000]);
+        other.put("p/a.test/0001/x", body, Condition::None, Metadata::new()).await
+    };
+    let (read, replaced) = tokio::join!(store.get("p/a.test/0001/x"), replacing);
+    ensure!(matches!(replaced, PutOutcome::Done { .. }), "{replaced:?}");
+    let Err(ReadError::Broken { why, .. }) = &read else {
+        anyhow::bail!("{:?}", read.map(|object| object.meta));
+    };
+    ensure!(why.contains("changed while it was read"), "{why}");
     Ok(())
 }
