@@ -10,11 +10,12 @@ use dormouse_core::ids::{Host, Txid};
 use dormouse_link::config::Config;
 use dormouse_registry::canonical_host;
 use dormouse_replica::restore::{Target, restore};
+use dormouse_store::Reading;
 use serde_json::Value;
 
 use crate::http::{self, Answer};
 use crate::serve::{HostStatus, Status, open_store};
-use crate::{Command, ConfigCommand};
+use crate::{Command, ConfigCommand, cost};
 
 /// Speaks to standard output. Who reads may have enough (`| head`): that is no error.
 macro_rules! tell {
@@ -49,11 +50,15 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
             list(&status, json)
         }
-        Command::Status { host: None } => {
+        Command::Status { host, cost: true } => {
+            let reading = of(&ask("GET", "/cost".into(), Value::Null).await?)?;
+            show_cost(reading, host.as_deref(), json)
+        }
+        Command::Status { host: None, cost: false } => {
             let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
             show(&status, json)
         }
-        Command::Status { host: Some(host) } => {
+        Command::Status { host: Some(host), cost: false } => {
             let answer = ask("GET", format!("/hosts/{}", name(&host)?), Value::Null).await?;
             show_host(&of(&answer)?, json)
         }
@@ -167,6 +172,7 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     }
     tell!("box          {}", status.name);
     tell!("session      {} {}", status.session, status.session_detail);
+    tell!("store        {}", status.store);
     tell!("instances    {}", status.containment);
     tell!("accounting   {}", status.accounting);
     tell!("proxies      {:?}", status.proxies);
@@ -182,6 +188,16 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
             host.lag_ms.unwrap_or(0)
         );
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_cost(reading: Reading, host: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+    let host = host.map(name).transpose()?;
+    let bill = cost::bill(reading, host.as_deref());
+    if json {
+        return print_value(&serde_json::to_value(&bill)?, true);
+    }
+    tell!("{bill}");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -217,7 +233,7 @@ async fn restore_to(config: &Config, wanted: Wanted, json: bool) -> anyhow::Resu
             bail!("{}: exists already; nothing was changed", taken.display());
         }
     }
-    let store = open_store(store_config).await?;
+    let (store, _) = open_store(store_config).await?;
     // A name of its own: what lies beside the file is not ours.
     let temporary =
         beside(&format!(".restore-{}-{:x}", std::process::id(), crate::serve::random_u64()?));

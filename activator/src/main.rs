@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use dormouse_link::config::Config;
 
 mod cli;
+mod cost;
 mod http;
 mod serve;
 
@@ -49,6 +50,9 @@ enum Command {
     Status {
         /// The host's name.
         host: Option<String>,
+        /// What the store was asked since the activator's start, by host and operation.
+        #[arg(long)]
+        cost: bool,
     },
     /// Wake a host.
     Wake {

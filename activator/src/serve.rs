@@ -1,7 +1,8 @@
 //! `dormouse serve`: the activator itself.
 //!
 //! One loop owns the core, the wake table, the registry and the journal; everything slow runs in
-//! tasks that come back as events. Start-up, in order: state directory locked, store probed, link
+//! tasks that come back as events. Start-up, in order: state directory locked, store probed
+//! (one that is away is probed until it is back), link
 //! and admin socket up, live proxies of an earlier activator moved to the new table, and only then
 //! the first event, which stops what was left running.
 
@@ -14,12 +15,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use dormouse_core::{Identity, Settings, TakeoverMode};
 use dormouse_instances::{Containment, Nursery};
-use dormouse_link::config::{Config, Span, Store as StoreConfig, StoreKind, Takeover};
+use dormouse_link::config::{Config, Span, Takeover};
 use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
 use dormouse_replica::watch::Watcher;
-use dormouse_store::{AnyStore, DirectoryStore, probe};
 use nix::fcntl::{Flock, FlockArg};
 use tokio::sync::mpsc;
 
@@ -39,8 +39,10 @@ mod paths;
 mod records;
 mod replica;
 mod start;
+mod store;
 
 pub(crate) use commands::{HostStatus, Status};
+pub(crate) use store::open_store;
 
 use driver::{Driver, Input};
 use edge::Edge;
@@ -75,8 +77,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let paths = Paths::of(&config.this_box);
     paths.make().context("the box's directories")?;
     let _lock = lock(&paths.data().join("lock"))?;
-    let store = open_store(store_config).await?;
-    is_known_store(&store, &paths.data().join("store-id"))?;
+    let (store, identity_of_store) = open_store(store_config).await?;
+    store::is_known(&identity_of_store, &paths.data().join("store-id"))?;
+    store::probe_until_open(&store).await?;
     let settings = settings(&config, identity(&config, paths.data())?);
     let (journal, memory) = Journal::open(&paths.data().join("journal"))?;
     let history = History::open(&paths.data().join("events.log"), settings.clone())
@@ -149,22 +152,6 @@ fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
     })
 }
 
-/// Opens the configured store and probes whether it can fence at all.
-pub(crate) async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore> {
-    let store = match (config.kind, &config.path) {
-        (StoreKind::Directory, Some(path)) => {
-            AnyStore::Directory(DirectoryStore::open(path).context("the directory store")?)
-        }
-        (StoreKind::Directory | StoreKind::S3, _) => {
-            bail!(
-                "only the directory store is built: set store.kind = \"directory\" and store.path"
-            )
-        }
-    };
-    probe(&store, &config.prefix).await.context("the store's probe")?;
-    Ok(store)
-}
-
 fn identity(config: &Config, data: &Path) -> anyhow::Result<Identity> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot id")?;
     Ok(Identity {
@@ -172,22 +159,6 @@ fn identity(config: &Config, data: &Path) -> anyhow::Result<Identity> {
         id: box_id(&data.join("box-id"))?.as_str().into(),
         boot_id: boot_id.trim().to_owned(),
     })
-}
-
-/// A box goes on with the store that it began with: another one, or one whose disk is not mounted,
-/// would look like a store where every replica is gone.
-fn is_known_store(store: &AnyStore, path: &Path) -> anyhow::Result<()> {
-    let Some(identity) = store.identity() else { return Ok(()) };
-    match fs::read_to_string(path) {
-        Ok(known) if known == identity => Ok(()),
-        Ok(_) => bail!(
-            "this is not the store that this box has used until now: is its disk mounted? \
-             Remove {} to go on with another store",
-            path.display()
-        ),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => write_durably(path, identity),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
-    }
 }
 
 fn write_durably(path: &Path, text: &str) -> anyhow::Result<()> {

@@ -45,7 +45,7 @@ enum Command {
     },
     /// Benchmarks against peers in the same run.
     Bench(bench::Arguments),
-    /// Long repetitions: `loom` (the exhaustive model check), `sim`.
+    /// Long repetitions: `loom` (the exhaustive model check), `sim`, `kill`, `outage`.
     Soak {
         /// Which one.
         name: test::Soak,

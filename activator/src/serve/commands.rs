@@ -16,6 +16,7 @@ use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
 use super::replica::HostReplica;
+use super::store::told;
 use dormouse_replica::clock;
 
 /// Names below the store's prefix that are not hosts'.
@@ -33,6 +34,7 @@ pub(crate) struct Command {
 pub(crate) enum Ask {
     Status,
     Metrics,
+    Cost,
     Host(String),
     Add { host: String, app: String },
     Remove(String),
@@ -74,6 +76,8 @@ pub(crate) struct Status {
     /// Its session: a word, and a detail.
     pub(crate) session: String,
     pub(crate) session_detail: String,
+    /// The store: where it is, and what is wrong with it.
+    pub(crate) store: String,
     /// How instances are held together.
     pub(crate) containment: String,
     /// Who counts activity.
@@ -166,6 +170,7 @@ impl Driver {
         let answer = match ask {
             Ask::Status => Reply::json(&self.status()),
             Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
+            Ask::Cost => Reply::json(&self.parts.store.ledger().read()),
             Ask::Host(host) => match self.find(&host) {
                 Some(slot) => self
                     .host_status(slot)
@@ -224,6 +229,7 @@ impl Driver {
         let answer = match command.ask {
             Ask::Status => Reply::json(&self.status()),
             Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
+            Ask::Cost => Reply::json(&self.parts.store.ledger().read()),
             Ask::Host(_)
             | Ask::Add { .. }
             | Ask::Remove(_)
@@ -367,6 +373,7 @@ impl Driver {
             name: self.parts.config.this_box.name.clone(),
             session: session.to_owned(),
             session_detail,
+            store: told(&self.parts.store),
             containment: match self.parts.nursery.containment() {
                 Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),

@@ -5,6 +5,10 @@ use std::fmt::Write as _;
 
 use super::driver::Driver;
 use dormouse_replica::clock;
+use dormouse_store::Count;
+
+/// One figure of a line of the ledger.
+type Figure = fn(&Count) -> u64;
 
 impl Driver {
     pub(crate) fn metrics(&self) -> String {
@@ -27,7 +31,36 @@ impl Driver {
         let live = self.core.session(clock::system_now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
         self.proxy_metrics(&mut text);
+        self.store_metrics(&mut text);
         text
+    }
+
+    /// The store's ledger. By operation, hosts together: a line a host would be too many.
+    fn store_metrics(&self, text: &mut String) {
+        let mut totals: BTreeMap<(&str, &str), Count> = BTreeMap::new();
+        for (account, lines) in self.parts.store.ledger().read() {
+            let of = match account.as_str() {
+                "sessions" => "sessions",
+                "probe" => "probe",
+                _ => "hosts",
+            };
+            for (operation, count) in lines {
+                let total = totals.entry((operation.name(), of)).or_default();
+                *total = total.plus(count);
+            }
+        }
+        let figures: [(&str, Figure); 3] = [
+            ("dormouse_store_requests_total", |count| count.requests),
+            ("dormouse_store_sent_bytes_total", |count| count.sent_bytes),
+            ("dormouse_store_received_bytes_total", |count| count.received_bytes),
+        ];
+        for (name, read) in figures {
+            head(text, name, "counter");
+            for ((operation, of), count) in &totals {
+                let labels = format!("{{operation=\"{operation}\",of=\"{of}\"}}");
+                value(text, name, &labels, read(count));
+            }
+        }
     }
 
     /// Counters of each proxy process, as it last told them.

@@ -16,6 +16,8 @@ pub async fn check<S: Store>(store: &S, prefix: &str, writers: usize) {
     conditions(store, prefix).await;
     deletes(store, prefix).await;
     ranges(store, prefix).await;
+    large(store, prefix).await;
+    ages(store, prefix).await;
     lists(store, prefix).await;
     create_race(store, prefix, writers).await;
     swap_race(store, prefix, writers).await;
@@ -107,6 +109,11 @@ async fn deletes<S: Store>(store: &S, prefix: &str) {
         DeleteOutcome::Done,
         "deleting nothing is done"
     );
+    assert_eq!(
+        store.delete(&key, Condition::IfMatch(ETag::from("\"0123456789abcdef\""))).await,
+        DeleteOutcome::ConditionFailed,
+        "a conditional delete of nothing fails"
+    );
     let first = written(store, &key, "one", Condition::IfAbsent).await;
     let second = written(store, &key, "two", Condition::IfMatch(first.clone())).await;
     assert_eq!(
@@ -128,6 +135,52 @@ async fn ranges<S: Store>(store: &S, prefix: &str) {
     assert_eq!(part.meta.size, 10, "a range tells the whole size");
     let tail = store.get_range(&key, 8, 100).await.expect("a range over the end");
     assert_eq!(tail.body, b"89", "a range ends where the object ends");
+    for (offset, len) in [(10, 5), (50, 5), (3, 0)] {
+        let nothing = store.get_range(&key, offset, len).await.expect("a range of nothing");
+        assert_eq!((nothing.body.len(), nothing.meta.size), (0, 10), "{offset} {len}");
+    }
+    let absent = store.get_range(&format!("{key}-not"), 0, 1).await;
+    assert!(matches!(absent, Err(ReadError::NotFound { .. })), "{absent:?}");
+}
+
+/// Over the size from which S3 stores are sent parts.
+const LARGE_BYTES: usize = (8 << 20) + 12_345;
+
+async fn large<S: Store>(store: &S, prefix: &str) {
+    let path = std::env::temp_dir().join(format!("dormouse-large-{}", std::process::id()));
+    let bytes: Vec<u8> = (0..LARGE_BYTES).map(|n| (n % 251).to_le_bytes()[0]).collect();
+    std::fs::write(&path, &bytes).expect("the temporary directory can be written");
+    let metadata: Metadata = [("nonce".to_owned(), "large".to_owned())].into();
+    let key = format!("{prefix}/large");
+    let put = || store.put(&key, Body::File(path.clone()), Condition::IfAbsent, metadata.clone());
+    let outcome = put().await;
+    let PutOutcome::Done { etag } = outcome else { panic!("a large create: {outcome:?}") };
+    assert_eq!(put().await, PutOutcome::ConditionFailed, "a large file is written once");
+    std::fs::remove_file(&path).expect("the temporary file can be removed");
+    let object = store.get(&key).await.expect("a large object is read");
+    assert!(object.body == bytes, "a large object comes back byte for byte");
+    assert_eq!(object.meta.metadata, metadata, "a large object has its metadata");
+    assert_eq!(object.meta.etag, etag, "a large object has the tag of its write");
+    let middle = 8 << 20;
+    let part = store.get_range(&key, middle - 100, 200).await.expect("over the parts' border");
+    let from = usize::try_from(middle - 100).expect("small");
+    assert_eq!(part.body, &bytes[from..from + 200]);
+    assert_eq!(part.meta.size, u64::try_from(LARGE_BYTES).expect("small"));
+    assert_eq!(store.delete(&key, Condition::None).await, DeleteOutcome::Done);
+}
+
+/// A store that tells an age tells both times, and none of them before the other by much.
+async fn ages<S: Store>(store: &S, prefix: &str) {
+    let key = format!("{prefix}/ages");
+    written(store, &key, "one", Condition::IfAbsent).await;
+    let from_get = store.get(&key).await.expect("it is there").meta.age;
+    let from_head = store.head(&key).await.expect("it is there").age;
+    assert_eq!(from_get.is_some(), from_head.is_some(), "both reads tell an age, or none does");
+    for age in [from_get, from_head].into_iter().flatten() {
+        let passed = age.date_ms - age.last_modified_ms;
+        // Both have a resolution of a second.
+        assert!((-1_000..60_000).contains(&passed), "what was just written is young: {age:?}");
+    }
 }
 
 async fn lists<S: Store>(store: &S, prefix: &str) {
@@ -157,13 +210,20 @@ async fn lists<S: Store>(store: &S, prefix: &str) {
     assert_eq!(nothing.entries, []);
 }
 
-async fn race<S: Store>(store: &S, key: &str, condition: &Condition, writers: usize) -> usize {
+/// A writer never writes the same text twice: where a tag is a hash of the content, one that wrote
+/// what stands there already would leave its tag, and a second one would win too.
+async fn race<S: Store>(
+    store: &S,
+    key: &str,
+    condition: &Condition,
+    writers: usize,
+    round: usize,
+) -> usize {
     let mut tasks = Vec::new();
     for n in 0..writers {
         let (store, key, condition) = (store.clone(), key.to_owned(), condition.clone());
-        tasks.push(tokio::spawn(async move {
-            put(&store, &key, &format!("writer {n}"), condition).await
-        }));
+        let text = format!("writer {n} of round {round}");
+        tasks.push(tokio::spawn(async move { put(&store, &key, &text, condition).await }));
     }
     let mut winners = 0;
     for task in tasks {
@@ -181,7 +241,7 @@ async fn race<S: Store>(store: &S, key: &str, condition: &Condition, writers: us
 
 async fn create_race<S: Store>(store: &S, prefix: &str, writers: usize) {
     let key = format!("{prefix}/race/create");
-    let winners = race(store, &key, &Condition::IfAbsent, writers).await;
+    let winners = race(store, &key, &Condition::IfAbsent, writers, 0).await;
     assert_eq!(winners, 1, "of {writers} creates one wins");
 }
 
@@ -189,7 +249,7 @@ async fn swap_race<S: Store>(store: &S, prefix: &str, writers: usize) {
     let key = format!("{prefix}/race/swap");
     let mut etag = written(store, &key, "first", Condition::IfAbsent).await;
     for round in 0..4 {
-        let winners = race(store, &key, &Condition::IfMatch(etag), writers).await;
+        let winners = race(store, &key, &Condition::IfMatch(etag), writers, round).await;
         assert_eq!(winners, 1, "of {writers} replaces one wins (round {round})");
         etag = store.head(&key).await.expect("it is there").etag;
     }

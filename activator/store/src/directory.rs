@@ -104,6 +104,12 @@ impl DirectoryStore {
         &self.id
     }
 
+    /// Where it is, for people.
+    #[must_use]
+    pub fn place(&self) -> String {
+        self.root.display().to_string()
+    }
+
     /// Whether the directory still is this store. An absent disk must never look like absent keys.
     fn check_present(&self) -> io::Result<()> {
         match fs::read_to_string(self.root.join(PRIVATE).join(ID)) {

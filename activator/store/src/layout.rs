@@ -114,6 +114,11 @@ pub fn sessions_prefix(prefix: &str) -> String {
     join(prefix, "sessions/")
 }
 
+/// Whether a key is a record's: small, and waited for by a session or a wake.
+pub(crate) fn is_record_key(key: &str) -> bool {
+    key.ends_with("/lock.json") || key.contains("sessions/")
+}
+
 fn join(prefix: &str, rest: &str) -> String {
     if prefix.is_empty() { rest.to_owned() } else { format!("{prefix}/{rest}") }
 }

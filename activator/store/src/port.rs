@@ -113,7 +113,7 @@ pub enum PutOutcome {
         /// The store's words.
         why: String,
     },
-    /// The store is not able (5xx, disk full, I/O error): repeat later.
+    /// The store is not able (busy, disk full, I/O error): nothing was written, repeat later.
     Broken {
         /// The store's words.
         why: String,

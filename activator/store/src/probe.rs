@@ -26,18 +26,20 @@ impl Probe {
 
 /// Why the probe could not tell.
 #[derive(Debug, thiserror::Error)]
-#[error("the store could not be probed: {step} ended as {outcome}")]
+#[error("the store could not be probed: {step}: {why}")]
 pub struct ProbeError {
     /// What was tried.
     pub step: &'static str,
     /// What came back.
-    pub outcome: String,
+    pub why: String,
+    /// Whether the store said no for good.
+    pub is_refusal: bool,
 }
 
 /// Tries both conditions on a key of its own below `<prefix>/probe/`, and deletes it.
 pub async fn probe<S: Store>(store: &S, prefix: &str) -> Result<Probe, ProbeError> {
-    let name = random_text()
-        .map_err(|error| ProbeError { step: "random name", outcome: error.to_string() })?;
+    let name =
+        random_text().map_err(|error| ProbeError::broken("random name", error.to_string()))?;
     let key =
         if prefix.is_empty() { format!("probe/{name}") } else { format!("{prefix}/probe/{name}") };
     let put = |text: &str, condition| {
@@ -69,12 +71,14 @@ pub async fn probe<S: Store>(store: &S, prefix: &str) -> Result<Probe, ProbeErro
     };
     match store.delete(&key, Condition::None).await {
         DeleteOutcome::Done => (),
-        other @ (DeleteOutcome::ConditionFailed
-        | DeleteOutcome::Conflict
-        | DeleteOutcome::Unknown { .. }
-        | DeleteOutcome::Refused { .. }
-        | DeleteOutcome::Broken { .. }) => {
-            return Err(ProbeError { step: "clean up", outcome: format!("{other:?}") });
+        DeleteOutcome::Refused { why } => {
+            return Err(ProbeError { step: "clean up", why, is_refusal: true });
+        }
+        DeleteOutcome::Unknown { why } | DeleteOutcome::Broken { why } => {
+            return Err(ProbeError::broken("clean up", why));
+        }
+        other @ (DeleteOutcome::ConditionFailed | DeleteOutcome::Conflict) => {
+            return Err(ProbeError::broken("clean up", format!("{other:?}")));
         }
     }
     Ok(Probe { honours_if_absent, honours_if_match, honours_conditional_delete })
@@ -91,5 +95,99 @@ fn failed(step: &'static str, outcome: &PutOutcome) -> Result<bool, ProbeError> 
 }
 
 fn unclear(step: &'static str, outcome: &PutOutcome) -> ProbeError {
-    ProbeError { step, outcome: format!("{outcome:?}") }
+    match outcome {
+        PutOutcome::Refused { why } => ProbeError { step, why: why.clone(), is_refusal: true },
+        PutOutcome::Unknown { why } | PutOutcome::Broken { why } => {
+            ProbeError::broken(step, why.clone())
+        }
+        PutOutcome::Done { .. } | PutOutcome::ConditionFailed | PutOutcome::Conflict => {
+            ProbeError::broken(step, format!("{outcome:?}"))
+        }
+    }
+}
+
+impl ProbeError {
+    fn broken(step: &'static str, why: String) -> Self {
+        Self { step, why, is_refusal: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::DirectoryStore;
+    use crate::layout::Layout;
+    use crate::port::{ListPage, Meta, Object, ReadError};
+
+    /// What a store does not look at.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Ignored {
+        IfAbsent,
+        IfMatch,
+        Deletes,
+    }
+
+    /// A store that ignores one kind of condition, as some that speak S3 do.
+    #[derive(Clone)]
+    struct Careless(DirectoryStore, Ignored);
+
+    impl Store for Careless {
+        fn layout(&self) -> Layout {
+            self.0.layout()
+        }
+
+        async fn get(&self, key: &str) -> Result<Object, ReadError> {
+            self.0.get(key).await
+        }
+
+        async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Object, ReadError> {
+            self.0.get_range(key, offset, len).await
+        }
+
+        async fn head(&self, key: &str) -> Result<Meta, ReadError> {
+            self.0.head(key).await
+        }
+
+        async fn put(
+            &self,
+            key: &str,
+            body: Body,
+            condition: Condition,
+            metadata: Metadata,
+        ) -> PutOutcome {
+            let looked_at = match (&condition, self.1) {
+                (Condition::IfAbsent, Ignored::IfAbsent)
+                | (Condition::IfMatch(_), Ignored::IfMatch) => Condition::None,
+                (Condition::None | Condition::IfAbsent | Condition::IfMatch(_), _) => condition,
+            };
+            self.0.put(key, body, looked_at, metadata).await
+        }
+
+        async fn delete(&self, key: &str, condition: Condition) -> DeleteOutcome {
+            let ignored = self.1 == Ignored::Deletes;
+            self.0.delete(key, if ignored { Condition::None } else { condition }).await
+        }
+
+        async fn list(&self, prefix: &str, after: Option<&str>) -> Result<ListPage, ReadError> {
+            self.0.list(prefix, after).await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_ignores_a_condition_on_writes_is_not_safe() {
+        for (ignored, safe) in
+            [(Ignored::IfAbsent, false), (Ignored::IfMatch, false), (Ignored::Deletes, true)]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Careless(DirectoryStore::open(dir.path()).unwrap(), ignored);
+            let seen = probe(&store, "p").await.unwrap();
+            assert_eq!(seen.is_safe(), safe, "{ignored:?}: {seen:?}");
+            assert_eq!(seen.honours_conditional_delete, ignored != Ignored::Deletes, "{ignored:?}");
+            assert_eq!(
+                store.list("p/", None).await.unwrap().entries,
+                [],
+                "{ignored:?}: cleaned up"
+            );
+        }
+    }
 }

@@ -196,17 +196,85 @@ pub struct Store {
     pub kind: StoreKind,
     /// Directory of a directory store.
     pub path: Option<PathBuf>,
-    /// Bucket of an S3 store.
-    pub bucket: Option<String>,
-    /// Region of an S3 store.
-    pub region: Option<String>,
     /// Key prefix; never empty.
     #[serde(default = "default_prefix")]
     pub prefix: String,
+    /// Bucket of an S3 store.
+    pub bucket: Option<String>,
+    /// Region of an S3 store; needed on AWS.
+    pub region: Option<String>,
+    /// `http://` or `https://` and a host; absent: AWS, by the region.
+    pub endpoint: Option<String>,
+    /// The bucket in the path, not in the host's name; absent: where there is an endpoint.
+    pub path_style: Option<bool>,
+    /// TOML file with the keys, for its owner alone; absent: the SDK's default chain.
+    pub credentials: Option<PathBuf>,
+    /// How long a connection to an S3 store may take.
+    #[serde(default = "default_connect_timeout")]
+    pub connect_timeout: Span,
+    /// How long an S3 store may take to answer, beside the time that a body takes.
+    #[serde(default = "default_request_timeout")]
+    pub request_timeout: Span,
+    /// When checksums are sent and verified.
+    #[serde(default)]
+    pub checksums: Checksums,
+    /// Requests at a time, those for records apart.
+    #[serde(default = "default_requests_at_a_time")]
+    pub requests_at_a_time: u32,
+}
+
+impl Store {
+    /// A store of a kind with everything else as it is by default.
+    #[must_use]
+    pub fn new(kind: StoreKind) -> Self {
+        Self {
+            kind,
+            path: None,
+            prefix: default_prefix(),
+            bucket: None,
+            region: None,
+            endpoint: None,
+            path_style: None,
+            credentials: None,
+            connect_timeout: default_connect_timeout(),
+            request_timeout: default_request_timeout(),
+            checksums: Checksums::default(),
+            requests_at_a_time: default_requests_at_a_time(),
+        }
+    }
+
+    /// The region that requests are signed for; behind an endpoint most stores take any.
+    #[must_use]
+    pub fn region_or_default(&self) -> &str {
+        self.region.as_deref().unwrap_or("us-east-1")
+    }
 }
 
 fn default_prefix() -> String {
     "dormouse".to_owned()
+}
+
+const fn default_connect_timeout() -> Span {
+    Span::from_secs(3)
+}
+
+const fn default_request_timeout() -> Span {
+    Span::from_secs(10)
+}
+
+const fn default_requests_at_a_time() -> u32 {
+    32
+}
+
+/// When checksums are sent and verified beyond what the protocol needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checksums {
+    /// Wherever the SDK can.
+    #[default]
+    WhenSupported,
+    /// Only where S3 demands it: some stores fail on trailing checksums.
+    WhenRequired,
 }
 
 /// Which kind of store.

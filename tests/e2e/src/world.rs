@@ -34,6 +34,8 @@ pub struct Plan {
     pub name: String,
     /// The store's directory; absent: one inside the world.
     pub store: Option<PathBuf>,
+    /// The whole `[store]` section, where it is no directory.
+    pub store_section: Option<String>,
 }
 
 impl Default for Plan {
@@ -44,6 +46,7 @@ impl Default for Plan {
             engine: "auto".to_owned(),
             name: "box-1".to_owned(),
             store: None,
+            store_section: None,
         }
     }
 }
@@ -66,17 +69,21 @@ impl World {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let at = |name: &str| dir.path().join(name).display().to_string();
         let store = plan.store.clone().unwrap_or_else(|| dir.path().join("store"));
-        fs::create_dir_all(&store)?;
+        let store = if let Some(section) = &plan.store_section {
+            section.clone()
+        } else {
+            fs::create_dir_all(&store)?;
+            format!("[store]\nkind = \"directory\"\npath = \"{}\"\n", store.display())
+        };
         let config = format!(
             "[box]\nname = \"{}\"\ndata = \"{}\"\nrun = \"{}\"\netc = \"{}\"\n\
              [edge]\nlisten = [{{ name = \"http\", address = \"{address}\" }}]\ndrain = \"5s\"\n\
-             [store]\nkind = \"directory\"\npath = \"{}\"\n\
+             {store}\
              [sleep]\nidle = \"{}\"\n{}",
             plan.name,
             at("data"),
             at("run"),
             at("etc"),
-            store.display(),
             plan.idle,
             plan.config
         );
@@ -149,6 +156,15 @@ impl World {
         until(PATIENCE, "the session is live", || {
             self.activator_is_up()?;
             Ok(self.status().is_ok_and(|status| status["session"] == "live"))
+        })
+    }
+
+    /// Starts the activator and waits until it answers, whatever its session is.
+    pub fn begin_activator(&mut self) -> Result<()> {
+        self.activator = Some(self.spawn("dormouse", &["serve"], "activator.log")?);
+        until(PATIENCE, "the activator answers", || {
+            self.activator_is_up()?;
+            Ok(self.status().is_ok())
         })
     }
 
@@ -236,6 +252,12 @@ impl World {
         let path = format!("/hosts/{host}");
         let answer = client::over_unix(&self.path("run/admin.sock"), &path)?;
         Ok(serde_json::from_slice(&answer.body)?)
+    }
+
+    /// `dormouse status --cost --json`: requests for hosts, those of sessions left out.
+    pub fn store_requests(&self) -> Result<u64> {
+        let bill: Value = serde_json::from_str(&self.dormouse(&["--json", "status", "--cost"])?)?;
+        bill["hosts"]["requests"].as_u64().context("a bill without a sum")
     }
 
     /// The counters of `/metrics` without labels.

@@ -48,18 +48,13 @@ pub(super) fn override_from(
 ) -> Result<(), ConfigError> {
     let set = |name: &str| environment(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
     if let Some(bucket) = set("DORMOUSE_BUCKET") {
-        let store = config.store.get_or_insert_with(|| Store {
-            kind: StoreKind::S3,
-            path: None,
-            bucket: None,
-            region: None,
-            prefix: super::default_prefix(),
-        });
+        let store = config.store.get_or_insert_with(|| Store::new(StoreKind::S3));
         store.kind = StoreKind::S3;
+        store.path = None;
         store.bucket = Some(bucket);
     }
     if let Some(store) = config.store.as_mut() {
-        if let Some(region) = set("DORMOUSE_REGION") {
+        if let Some(region) = set("DORMOUSE_REGION").filter(|_| store.kind == StoreKind::S3) {
             store.region = Some(region);
         }
         if let Some(prefix) = set("DORMOUSE_PREFIX") {
@@ -161,15 +156,16 @@ fn store(store: &Store) -> Result<(), Misfit> {
             let problem = "missing for kind \"directory\"".to_owned();
             return misfit("store.path", problem, "an absolute path");
         }
-        (StoreKind::S3, _) => {
-            let problem = "the S3 store is not built yet".to_owned();
-            return misfit("store.kind", problem, "\"directory\"");
-        }
         (StoreKind::Directory, Some(path)) if !path.is_absolute() => {
             let problem = format!("{:?} is relative", path.display());
             return misfit("store.path", problem, "an absolute path");
         }
-        (StoreKind::Directory, Some(_)) => {}
+        (StoreKind::Directory, Some(_)) => directory(store)?,
+        (StoreKind::S3, None) => s3(store)?,
+        (StoreKind::S3, Some(_)) => {
+            let problem = "is of kind \"directory\" alone".to_owned();
+            return misfit("store.path", problem, "store.bucket for kind \"s3\"");
+        }
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     let parts = store.prefix.split('/').all(|part| !matches!(part, "" | "." | ".."));
@@ -178,6 +174,89 @@ fn store(store: &Store) -> Result<(), Misfit> {
         return misfit("store.prefix", problem, "names of letters, digits, - _ . joined by /");
     }
     Ok(())
+}
+
+/// What means nothing for a directory is a mistake.
+fn directory(store: &Store) -> Result<(), Misfit> {
+    let of_s3 = [
+        ("store.bucket", store.bucket.is_some()),
+        ("store.region", store.region.is_some()),
+        ("store.endpoint", store.endpoint.is_some()),
+        ("store.path_style", store.path_style.is_some()),
+        ("store.credentials", store.credentials.is_some()),
+    ];
+    match of_s3.into_iter().find(|(_, is_set)| *is_set) {
+        Some((key, _)) => misfit(key, "is of kind \"s3\" alone".to_owned(), "kind = \"s3\""),
+        None => Ok(()),
+    }
+}
+
+fn s3(store: &Store) -> Result<(), Misfit> {
+    let Some(bucket) = &store.bucket else {
+        let problem = "missing for kind \"s3\"".to_owned();
+        return misfit("store.bucket", problem, "the name of a bucket that is there");
+    };
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._".contains(c);
+    if !(3..=63).contains(&bucket.len()) || !bucket.chars().all(plain) {
+        let problem = format!("{bucket:?} cannot be a bucket's name");
+        return misfit("store.bucket", problem, "3 to 63 of small letters, digits, - _ and .");
+    }
+    match (&store.endpoint, &store.region) {
+        (None, None) => {
+            let problem = "missing, and there is no store.endpoint".to_owned();
+            return misfit("store.region", problem, "a region of AWS, like eu-central-1");
+        }
+        (None, Some(region)) if !is_aws_region(region) => {
+            let problem = format!("{region:?} is no region of AWS");
+            return misfit("store.region", problem, "one like eu-central-1, or set store.endpoint");
+        }
+        (Some(endpoint), _) if !is_endpoint(endpoint) => {
+            // Not quoted: keys were seen in such places.
+            let problem = "is no endpoint".to_owned();
+            return misfit(
+                "store.endpoint",
+                problem,
+                "http:// or https://, a host, perhaps a port",
+            );
+        }
+        (None, Some(_)) | (Some(_), None | Some(_)) => {}
+    }
+    if store.credentials.as_ref().is_some_and(|path| !path.is_absolute()) {
+        return misfit("store.credentials", "is relative".to_owned(), "an absolute path");
+    }
+    for (key, span) in [
+        ("store.connect_timeout", store.connect_timeout),
+        ("store.request_timeout", store.request_timeout),
+    ] {
+        if span.as_nanos() == 0 {
+            return misfit(key, "is nothing".to_owned(), "more than 0s");
+        }
+    }
+    if store.requests_at_a_time == 0 {
+        return misfit("store.requests_at_a_time", "is 0".to_owned(), "1 or more");
+    }
+    Ok(())
+}
+
+/// `us-east-1`, `us-gov-west-1`: small words, and a number at the end.
+fn is_aws_region(region: &str) -> bool {
+    let parts: Vec<&str> = region.split('-').collect();
+    let Some((number, words)) = parts.split_last() else { return false };
+    let is_word = |word: &&str| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase());
+    let areas = ["af", "ap", "ca", "cn", "eu", "eusc", "il", "me", "mx", "sa", "us"];
+    (2..=3).contains(&words.len())
+        && words.iter().all(is_word)
+        && words.first().is_some_and(|area| areas.contains(area))
+        && (1..=2).contains(&number.len())
+        && number.chars().all(|c| c.is_ascii_digit())
+}
+
+/// A scheme and a host; no path, no user.
+fn is_endpoint(endpoint: &str) -> bool {
+    let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
+    host.map(|host| host.strip_suffix('/').unwrap_or(host))
+        .is_some_and(|host| !host.is_empty() && host.chars().all(plain))
 }
 
 fn app(name: &str, app: &App) -> Result<(), Misfit> {
@@ -244,7 +323,27 @@ mod tests {
             ("[session]\ntakeover = \"perhaps\"", "session.takeover"),
             ("[session]\nttl = \"1s\"\nmargin = \"900ms\"", "session.margin"),
             ("[store]\nkind = \"directory\"", "store.path"),
-            ("[store]\nkind = \"s3\"\nbucket = \"b\"", "store.kind"),
+            ("[store]\nkind = \"s3\"\nregion = \"us-east-1\"", "store.bucket"),
+            ("[store]\nkind = \"s3\"\nbucket = \"A b\"", "store.bucket"),
+            ("[store]\nkind = \"s3\"\nbucket = \"bbb\"", "store.region"),
+            ("[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"mars-1\"", "store.region"),
+            ("[store]\nkind = \"s3\"\nbucket = \"bbb\"\nendpoint = \"e.test\"", "store.endpoint"),
+            (
+                "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nendpoint = \"http://a:b@e\"",
+                "store.endpoint",
+            ),
+            (
+                "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"us-east-1\"\n\
+                 credentials = \"keys\"",
+                "store.credentials",
+            ),
+            (
+                "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"us-east-1\"\n\
+                 requests_at_a_time = 0",
+                "store.requests_at_a_time",
+            ),
+            ("[store]\nkind = \"s3\"\nbucket = \"bbb\"\npath = \"/s\"", "store.path"),
+            ("[store]\nkind = \"directory\"\npath = \"/s\"\nbucket = \"bbb\"", "store.bucket"),
             ("[app.x]\ncommand = [\"relative\"]", "app.x.command"),
             ("[app.x]\ncommand = [\"/x\"]\ndb = \"../y\"", "app.x.db"),
             ("[app.x]\ncommand = [\"/x\"]\nhealth = \"z\"", "app.x.health"),
@@ -259,6 +358,27 @@ mod tests {
             let error = load(text, &[]).unwrap_err();
             assert!(error.contains(key) && error.contains("allowed:"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn an_s3_store_needs_a_bucket_and_a_region_or_an_endpoint() {
+        for text in [
+            "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"us-gov-west-1\"",
+            "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nendpoint = \"http://[::1]:9000/\"",
+            "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"auto\"\n\
+             endpoint = \"https://e.test\"\nchecksums = \"when_required\"",
+        ] {
+            load(text, &[]).unwrap();
+        }
+        let made = [("DORMOUSE_BUCKET", "bbb"), ("DORMOUSE_REGION", "eu-central-1")];
+        let store = load("", &made).unwrap().store.unwrap();
+        assert_eq!((store.kind, store.region_or_default()), (StoreKind::S3, "eu-central-1"));
+        let directory = "[store]\nkind = \"directory\"\npath = \"/s\"\n";
+        assert_eq!(load(directory, &made).unwrap().store.unwrap().kind, StoreKind::S3);
+        let region = [("DORMOUSE_REGION", "eu-central-1")];
+        assert_eq!(load(directory, &region).unwrap().store.unwrap().region, None);
+        let error = load("", &[("DORMOUSE_BUCKET", "bbb")]).unwrap_err();
+        assert!(error.contains("store.region"), "{error}");
     }
 
     #[test]
