@@ -45,11 +45,8 @@ enum Command {
     },
     /// Benchmarks against peers in the same run.
     Bench(bench::Arguments),
-    /// Long repetitions: `loom` (the exhaustive model check), `sim`, `kill`, `outage`.
-    Soak {
-        /// Which one.
-        name: test::Soak,
-    },
+    /// Long repetitions: `loom` (the exhaustive model check), `sim`, `explore`, `kill`, `outage`.
+    Soak(test::SoakArguments),
 }
 
 fn main() -> ExitCode {
@@ -62,7 +59,7 @@ fn main() -> ExitCode {
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Replay { file } => replay::run(&file),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Soak { name } => test::soak(name),
+        Command::Soak(arguments) => test::soak(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,20 +14,35 @@ use crate::{check, demo, sim, tools};
 pub(crate) enum Soak {
     /// The wake table's model check without a bound.
     Loom,
-    /// The simulation with 10,000 seeds.
+    /// The simulation with many seeds.
     Sim,
-    /// Kills under write load, 200 rounds.
+    /// The exhaustive exploration within wide bounds.
+    Explore,
+    /// Kills under write load.
     Kill,
     /// Two minutes without a store, under writes.
     Outage,
 }
 
+/// Which long repetition, and how long.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SoakArguments {
+    /// Which one.
+    name: Soak,
+    /// Rounds of `kill`.
+    #[arg(long, default_value_t = 200)]
+    rounds: u32,
+    /// Seeds of `sim`.
+    #[arg(long, default_value_t = 10_000)]
+    seeds: u64,
+}
+
 /// Runs one long repetition.
-pub(crate) fn soak(name: Soak) -> Result<()> {
-    match name {
+pub(crate) fn soak(arguments: &SoakArguments) -> Result<()> {
+    match arguments.name {
         Soak::Loom => check::model(None),
         Soak::Kill => {
-            let report = dormouse_e2e::kills::rounds(&build("release")?, 200, 1)?;
+            let report = dormouse_e2e::kills::rounds(&build("release")?, arguments.rounds, 1)?;
             println!("soak: {report:?}");
             Ok(())
         }
@@ -41,7 +56,13 @@ pub(crate) fn soak(name: Soak) -> Result<()> {
             println!("soak: {report:?}");
             Ok(())
         }
-        Soak::Sim => sim::run(&sim::Arguments { seeds: 10_000, seed: None, sabotage: None }),
+        Soak::Sim => {
+            sim::run(&sim::Arguments { seeds: arguments.seeds, ..sim::Arguments::default() })
+        }
+        Soak::Explore => {
+            let wide = sim::Arguments { explore: true, wide: true, ..Default::default() };
+            sim::run(&wide)
+        }
     }
 }
 
@@ -79,8 +100,10 @@ pub(crate) fn run() -> Result<()> {
     tally.part("programs", &build("dev").map(drop));
     let suites = suites(&mut tally);
     tally.part("suites", &suites);
-    let seeds = sim::Arguments { seeds: 1000, seed: None, sabotage: None };
+    let seeds = sim::Arguments { seeds: 1000, ..Default::default() };
     tally.part("simulation, 1000 seeds", &sim::run(&seeds));
+    let small = sim::Arguments { explore: true, ..Default::default() };
+    tally.part("every schedule of a small world", &sim::run(&small));
     tally.part("demo", &demo::check());
     for failure in &tally.failures {
         println!("test: failed: {failure}");

@@ -3,7 +3,7 @@
 use alloc::string::ToString;
 use alloc::vec::Vec;
 
-use crate::effect::{Effect, RecordKey, TakeoverEnd, Word};
+use crate::effect::{Effect, Reason, RecordKey, TakeoverEnd, Word};
 use crate::event::{Answer, Cause, Event, Saved};
 use crate::ids::{Run, Txid};
 use crate::record::{HostRecord, HostState, SessionRecord};
@@ -220,6 +220,29 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.settle();
     assert!(handed(&rig).unwrap().unwrap_err().contains("box2"));
     assert_eq!(record(&rig).state, HostState::Outside);
+}
+
+#[test]
+fn a_store_that_is_away_is_told_to_those_who_wait_after_a_short_patience() {
+    let mut rig = Rig::new(None);
+    rig.away = true;
+    rig.settle();
+    request(&mut rig);
+    assert_eq!(rig.label(), "Leasing.AwaitSession", "it may be a moment only");
+    rig.until("Backoff");
+    let told = |e: &Effect| {
+        matches!(e, Effect::Refuse(_, failure)
+            if failure.reason == Reason::StoreDown && failure.detail.contains("away"))
+    };
+    assert_eq!(said(&rig, told), 1);
+    assert!(rig.core.session(rig.now).1.contains("away"), "{:?}", rig.core.session(rig.now));
+    // It is back: the next try comes soon, and the next request is served.
+    rig.away = false;
+    rig.pass(Nanos::from_secs(10));
+    rig.step(Event::Sweep(Vec::new()));
+    rig.settle();
+    request(&mut rig);
+    rig.until("Awake");
 }
 
 #[test]

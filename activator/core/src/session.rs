@@ -100,14 +100,27 @@ pub(crate) struct Session {
     state: State,
     attempt: Attempt,
     memo: Option<SessionMemo>,
+    trouble: Option<Trouble>,
 }
+
+/// The store does not do what the session asks.
+#[derive(Clone, Debug, Hash)]
+struct Trouble {
+    since: Mono,
+    /// Before the next try.
+    pause: Nanos,
+    why: String,
+}
+
+/// Hosts wait for a store that is away no longer than this; then their waiters are told.
+pub(crate) const TROUBLE_PATIENCE: Nanos = Nanos::from_secs(3);
 
 /// How often an `ended` record is tried before the activator goes without it.
 const END_TRIES_PAUSE_MAX: Nanos = Nanos::from_secs(2);
 
 impl Session {
     pub(crate) const fn new() -> Self {
-        Self { state: State::Down, attempt: Attempt(0), memo: None }
+        Self { state: State::Down, attempt: Attempt(0), memo: None, trouble: None }
     }
 
     pub(crate) fn remember(&mut self, memo: Option<SessionMemo>) {
@@ -135,11 +148,36 @@ impl Session {
         Some(why)
     }
 
+    /// Why hosts that wait for it would wait in vain, once the store has been away for a while.
+    pub(crate) fn trouble(&self, now: Now) -> Option<&str> {
+        let trouble = self.trouble.as_ref()?;
+        (self.trouble_at()? <= now.mono).then_some(trouble.why.as_str())
+    }
+
+    /// From when on they would.
+    pub(crate) fn trouble_at(&self) -> Option<Mono> {
+        self.trouble.as_ref().map(|trouble| trouble.since + TROUBLE_PATIENCE)
+    }
+
+    /// One more failure; the pause before the next try.
+    fn note_trouble(&mut self, why: &str, shared: &Shared, now: Now) -> Nanos {
+        let settings = &shared.settings;
+        let first = || Trouble { since: now.mono, pause: settings.retry, why: why.into() };
+        let trouble = self.trouble.get_or_insert_with(first);
+        trouble.why = why.into();
+        let pause = trouble.pause;
+        trouble.pause = pause.doubled(settings.retry_max);
+        pause
+    }
+
     /// Its state for people: a word, and a detail.
     pub(crate) fn describe(&self, now: Now) -> (&'static str, String) {
         match &self.state {
             State::Down => ("down", String::new()),
-            State::Reading | State::Claiming(_) => ("claiming", String::new()),
+            State::Reading | State::Claiming(_) => {
+                let why = self.trouble.as_ref().map(|trouble| trouble.why.clone());
+                ("claiming", why.unwrap_or_default())
+            }
             State::Pausing { why, .. } => ("claiming", why.clone()),
             State::Live { deadline, record, .. } if deadline.passed(now) => {
                 ("unrenewed", format!("epoch {}: uploads wait for the store", record.epoch))
@@ -369,7 +407,8 @@ impl Session {
                 }
             },
             Got::Failed(problem) => {
-                let until = now.mono + shared.settings.retry_max;
+                let pause = self.note_trouble(problem.detail(), shared, now);
+                let until = now.mono + pause;
                 self.state = State::Pausing { until, why: problem.detail().into() };
             }
         }
@@ -463,7 +502,8 @@ impl Session {
             (ClaimStep::Checking, Answer::Got(Got::Absent)) => {
                 return self.passed_over(live.is_some(), None, shared, fx);
             }
-            (_, _) => {
+            (_, answer) => {
+                self.note_trouble(why_not(&answer), shared, now);
                 claim.step = ClaimStep::Pausing(now.mono + claim.pause);
                 claim.pause = claim.pause.doubled(shared.settings.retry_max);
             }
@@ -478,6 +518,7 @@ impl Session {
     }
 
     fn adopt(&mut self, claim: Claim, etag: ETag, shared: &Shared, fx: &mut Vec<Effect>) -> Turn {
+        self.trouble = None;
         let settings = &shared.settings;
         let deadline = Deadline::after(claim.first_sent, settings.usable());
         fx.push(Effect::Deadline(Some(deadline)));
@@ -514,6 +555,17 @@ impl Session {
         self.state = State::Ended;
         Turn::Ended
     }
+}
+
+/// What stands for people behind an answer that is not definite.
+fn why_not(answer: &Answer) -> &str {
+    if let Answer::Got(Got::Failed(problem)) | Answer::Wrote(Wrote::Failed(problem)) = answer {
+        return problem.detail();
+    }
+    if *answer == Answer::Wrote(Wrote::Conflict) {
+        return "another write of the record raced with this one";
+    }
+    "the store gives no answer"
 }
 
 struct Live {

@@ -23,6 +23,9 @@ impl HostEntry {
         }
         // The deadline is checked at each write: an answer may have come late.
         if !ctx.session.may_write(ctx.now) {
+            if let Some(why) = ctx.session.trouble(ctx.now) {
+                return self.fail_wake(Reason::StoreDown, format!("store: {why}"), ctx);
+            }
             self.state = State::Leasing { wake, step: LeaseStep::AwaitSession };
             return;
         }
@@ -94,6 +97,9 @@ impl HostEntry {
             }
             LeaseStep::AskingAgain { record, etag, until } if until <= ctx.now.mono => {
                 self.ask_owner(wake, record, etag, ctx);
+            }
+            LeaseStep::AwaitSession if ctx.session.trouble(ctx.now).is_some() => {
+                self.begin_lease(wake, ctx);
             }
             step @ (LeaseStep::AwaitSession
             | LeaseStep::Reading

@@ -124,8 +124,11 @@ impl HostEntry {
                 LeaseStep::Pausing { until, .. } | LeaseStep::AskingAgain { until, .. } => {
                     (*until).min(wake.deadline)
                 }
-                LeaseStep::AwaitSession
-                | LeaseStep::Reading
+                LeaseStep::AwaitSession => {
+                    let tells = session.trouble_at();
+                    tells.map_or(wake.deadline, |at| at.min(wake.deadline))
+                }
+                LeaseStep::Reading
                 | LeaseStep::OwnerSession { .. }
                 | LeaseStep::Overthrowing { .. }
                 | LeaseStep::Putting { .. }

@@ -6,7 +6,7 @@ use dormouse_core::effect::{Base, Effect, Entry};
 use dormouse_core::event::{
     Answer, Event, ReplicaProblem, Saved, SessionMemo, StoreProblem, Ticket, Uploaded,
 };
-use dormouse_core::ids::{Generation, Run, Txid};
+use dormouse_core::ids::{Generation, Nonce, Run, Txid};
 use dormouse_core::position::{POSITION_VERSION, Position, RemoteTip};
 
 use super::state::{
@@ -64,24 +64,15 @@ impl State {
             }
             Effect::Apply(ticket, _, txid) => self.ask(b, Ask::ReadOne(txid), To::Apply(ticket)),
             Effect::PutFence(ticket, _, txid, nonce) => {
-                if self.sabotage == Some(Break::FenceOmitted)
-                    && let Stage::Unfinished { tip, .. } = &self.boxes[b].stage
-                {
-                    return Some((ticket, Answer::Uploaded(Uploaded::Done(tip.clone()))));
-                }
-                let content = match &self.boxes[b].stage {
-                    Stage::Unfinished { content, .. } => content.clone(),
-                    Stage::Nothing | Stage::Running(_) => Vec::new(),
-                };
-                let parent = (txid > Txid(1)).then(|| content.clone());
-                self.send_fence(b, ticket, File { txid, nonce, content, parent });
+                return self.put_fence(b, ticket, txid, nonce);
             }
             Effect::PutImage(ticket, _, txid, nonce) => {
                 let content = self.boxes[b].disk.copy.clone().unwrap_or_default();
                 self.send_fence(b, ticket, File { txid, nonce, content, parent: None });
             }
             Effect::Adopt(ticket, _, generation, tip) => {
-                return Some((ticket, Answer::Adopted(self.adopt(b, generation, &tip))));
+                self.adopt(b, generation, &tip);
+                return Some((ticket, Answer::Adopted(Ok(()))));
             }
             Effect::OpenReplica { ticket, generation, base, .. } => {
                 self.open(b, generation, &base);
@@ -160,6 +151,25 @@ impl State {
         run
     }
 
+    fn put_fence(
+        &mut self,
+        b: usize,
+        ticket: Ticket,
+        txid: Txid,
+        nonce: Nonce,
+    ) -> Option<(Ticket, Answer)> {
+        let content = match &self.boxes[b].stage {
+            Stage::Unfinished { tip, .. } if self.sabotage == Some(Break::FenceOmitted) => {
+                return Some((ticket, Answer::Uploaded(Uploaded::Done(tip.clone()))));
+            }
+            Stage::Unfinished { content, .. } => content.clone(),
+            Stage::Nothing | Stage::Running(_) => Vec::new(),
+        };
+        let parent = (txid > Txid(1)).then(|| content.clone());
+        self.send_fence(b, ticket, File { txid, nonce, content, parent });
+        None
+    }
+
     fn send_fence(&mut self, b: usize, ticket: Ticket, file: File) {
         let machine = &mut self.boxes[b];
         if machine.fence.as_ref().is_none_or(|fence| fence.nonce != file.nonce) {
@@ -174,14 +184,14 @@ impl State {
     pub(super) fn fence_told(&mut self, b: usize, ticket: Ticket, told: Told) {
         let Some(fence) = self.boxes[b].fence.clone() else { return };
         let done = |etag| Uploaded::Done(RemoteTip::tagged(fence.txid, etag));
-        let uploaded = match told {
-            Told::File(Ok(etag)) => done(etag),
-            Told::File(Err((nonce, etag))) if nonce == fence.nonce => done(etag),
-            Told::File(Err((nonce, _))) => {
+        let uploaded = match told.file() {
+            Some(Ok(etag)) => done(etag),
+            Some(Err((nonce, etag))) if nonce == fence.nonce => done(etag),
+            Some(Err((nonce, _))) => {
                 let own = self.boxes[b].disk.spool.iter().any(|(_, spooled)| *spooled == nonce);
                 Uploaded::Taken { own }
             }
-            _ => Uploaded::Unknown,
+            None => Uploaded::Unknown,
         };
         if let (Uploaded::Done(done), Stage::Unfinished { tip, .. }) =
             (&uploaded, &mut self.boxes[b].stage)
@@ -192,35 +202,30 @@ impl State {
     }
 
     pub(super) fn restored(&mut self, b: usize, ticket: Ticket, told: Told) {
-        let fetched = match told {
-            Told::Read(Ok((content, tip))) => {
+        let read = if let Told::Read(read) = told { Some(read) } else { None };
+        let fetched = match read {
+            Some(Ok((content, tip))) => {
                 self.boxes[b].stage = Stage::Unfinished { content, tip: tip.clone() };
                 Ok(tip)
             }
-            Told::Read(Err(why)) => Err(ReplicaProblem::Corrupt(why)),
-            _ => Err(unreachable()),
+            Some(Err(why)) => Err(ReplicaProblem::Corrupt(why)),
+            None => Err(unreachable()),
         };
         self.step(b, Event::Answer(ticket, Answer::Fetched(fetched)));
     }
 
     pub(super) fn applied(&mut self, b: usize, ticket: Ticket, told: Told) {
-        let fetched = match told {
-            Told::One(Some((file, etag))) => {
-                let tip = RemoteTip::tagged(file.txid, etag);
-                self.boxes[b].stage = Stage::Unfinished { content: file.content, tip: tip.clone() };
-                Ok(tip)
-            }
-            _ => Err(unreachable()),
+        let fetched = if let Told::One(Some((file, etag))) = told {
+            let tip = RemoteTip::tagged(file.txid, etag);
+            self.boxes[b].stage = Stage::Unfinished { content: file.content, tip: tip.clone() };
+            Ok(tip)
+        } else {
+            Err(unreachable())
         };
         self.step(b, Event::Answer(ticket, Answer::Fetched(fetched)));
     }
 
-    fn adopt(
-        &mut self,
-        b: usize,
-        generation: Generation,
-        tip: &RemoteTip,
-    ) -> Result<(), ReplicaProblem> {
+    fn adopt(&mut self, b: usize, generation: Generation, tip: &RemoteTip) {
         let machine = &mut self.boxes[b];
         let stage = std::mem::replace(&mut machine.stage, Stage::Nothing);
         // Over nothing at all the fence is the empty database.
@@ -239,7 +244,6 @@ impl State {
         if let Some(write) = dropped {
             self.violate(10, &format!("box{b} overwrites write {write}"));
         }
-        Ok(())
     }
 
     fn note(&mut self, b: usize, generation: Generation, tip: Option<&RemoteTip>, clean: bool) {
@@ -328,18 +332,21 @@ impl State {
         running.in_flight = false;
         let Some(file) = running.file.clone() else { return };
         let saving = running.saving;
-        let etag = match told {
-            Told::File(Ok(etag)) => Some(etag),
-            Told::File(Err((nonce, etag))) if nonce == file.nonce => Some(etag),
-            Told::File(Err(_)) => {
+        let etag = match told.file() {
+            Some(Ok(etag)) => Some(etag),
+            Some(Err((nonce, etag))) if nonce == file.nonce => Some(etag),
+            Some(Err(_)) => {
                 machine.stage = Stage::Nothing;
+                if self.owns(b) {
+                    self.violate(10, &format!("box{b} owns the host, and met another writer"));
+                }
                 let event = match saving {
                     Some(ticket) => Event::Answer(ticket, Answer::Saved(Saved::StoodDown)),
                     None => Event::StoodDown(SLOT),
                 };
                 return self.step(b, event);
             }
-            _ => None,
+            None => None,
         };
         let Some(etag) = etag.filter(|_| may) else {
             if let Some(ticket) = saving {
@@ -357,10 +364,8 @@ impl State {
         machine.disk.spool.remove(&(file.txid, file.nonce));
         self.durable.extend(file.content);
         self.note(b, generation, Some(&tip), false);
-        if let Some(ticket) = saving {
-            if let Some((ticket, answer)) = self.save(b, ticket) {
-                self.step(b, Event::Answer(ticket, answer));
-            }
+        if let Some((ticket, answer)) = saving.and_then(|ticket| self.save(b, ticket)) {
+            self.step(b, Event::Answer(ticket, answer));
         }
     }
 }

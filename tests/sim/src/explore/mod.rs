@@ -9,7 +9,7 @@ mod effects;
 mod moves;
 mod state;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use moves::Move;
@@ -88,20 +88,16 @@ struct Visited {
     by: Option<Move>,
 }
 
-/// Explores from a host that is awake on the first box, with one durable write. Depth first, which
-/// needs little memory; with a broken rule breadth first, which gives the shortest way to the breach.
+/// Explores from a host that is awake on the first box, with one durable write; depth first, which
+/// needs little memory.
 #[must_use]
 pub fn explore(bounds: &Bounds) -> Report {
     let start = State::awake(bounds);
     let mut seen = HashSet::from([start.fingerprint()]);
     let mut visited = vec![Visited { parent: 0, by: None, depth: 0 }];
-    let mut queue = VecDeque::from([(0_u32, start)]);
+    let mut queue = vec![(0_u32, start)];
     let mut report = Report { states: 1, moves: 0, depth: 0, complete: true, violation: None };
-    let next = |queue: &mut VecDeque<_>| match bounds.sabotage {
-        Some(_) => queue.pop_front(),
-        None => queue.pop_back(),
-    };
-    while let Some((at, state)) = next(&mut queue) {
+    while let Some((at, state)) = queue.pop() {
         for step in state.moves() {
             report.moves += 1;
             let mut next = state.clone();
@@ -133,7 +129,7 @@ pub fn explore(bounds: &Bounds) -> Report {
                 report.complete = false;
                 return report;
             };
-            queue.push_back((number, next));
+            queue.push((number, next));
         }
     }
     report

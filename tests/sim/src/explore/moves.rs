@@ -226,7 +226,7 @@ impl State {
             self.step(b, event);
         }
         for (to, ask, told) in std::mem::take(&mut self.boxes[b].told) {
-            self.hear(b, to, &ask, told);
+            self.hear(b, &to, &ask, told);
         }
     }
 
@@ -286,7 +286,7 @@ impl State {
         if machine.paused.is_some() {
             machine.told.push((to, ask, told));
         } else {
-            self.hear(b, to, &ask, told);
+            self.hear(b, &to, &ask, told);
         }
     }
 
@@ -294,8 +294,8 @@ impl State {
         self.tell(flight, Told::Nothing);
     }
 
-    fn hear(&mut self, b: usize, to: To, ask: &Ask, told: Told) {
-        match to {
+    fn hear(&mut self, b: usize, to: &To, ask: &Ask, told: Told) {
+        match *to {
             To::Core(ticket) => {
                 let answer = self.core_answer(ask, told);
                 self.step(b, Event::Answer(ticket, answer));

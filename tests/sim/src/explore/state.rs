@@ -49,8 +49,6 @@ pub enum Break {
     NoneMatchIgnored,
     /// A failed condition on a record is taken as a success.
     NonceUnchecked,
-    /// The local copy is always said to be current.
-    WarmCacheTrusted,
 }
 
 /// An L0 file.
@@ -107,6 +105,13 @@ pub(super) enum Told {
     /// Done, or the nonce that stands there.
     File(Result<ETag, (Nonce, ETag)>),
     Nothing,
+}
+
+impl Told {
+    /// Of a file: done, or the nonce that stands there; none when nobody answered.
+    pub(super) fn file(self) -> Option<Result<ETag, (Nonce, ETag)>> {
+        if let Self::File(file) = self { Some(file) } else { None }
+    }
 }
 
 /// A replica that is being worked on, or runs.
@@ -246,7 +251,7 @@ impl State {
             state.go(step);
             state.deliver_all();
         }
-        assert_eq!(state.durable.len(), 1, "the start has one durable write");
+        debug_assert_eq!(state.durable.len(), 1, "the start has one durable write");
         state.left = bounds.budget;
         state.sabotage = bounds.sabotage;
         state.end_ns = state.now_ns + bounds.horizon_s * SECOND_NS;
@@ -262,9 +267,7 @@ impl State {
     /// One number for all that matters; what is on its way has no order.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        let bag = |flights: &[Flight]| {
-            flights.iter().map(hash).fold(flights.len() as u64, u64::wrapping_add)
-        };
+        let bag = |flights: &[Flight]| flights.iter().map(hash).fold(0, u64::wrapping_add);
         let rest =
             hash(&(&self.boxes, &self.store, &self.durable, self.now_ns, self.writes, self.left));
         mix(rest, mix(bag(&self.flights), bag(&self.late)))
@@ -321,15 +324,7 @@ impl State {
     pub(super) fn inspect(&self, b: usize) -> LocalCopy {
         let disk = &self.boxes[b].disk;
         let file = disk.copy.as_ref().map(|content| file_id(content));
-        let mut copy = LocalCopy { file, position: disk.position.clone(), wal_bytes: 0 };
-        if self.sabotage == Some(Break::WarmCacheTrusted)
-            && let (Some(position), Some(file)) = (copy.position.as_mut(), file)
-            && let Some(core) = &self.boxes[b].core
-            && let Some(generation) = core.host(SLOT).and_then(|view| view.generation)
-        {
-            (position.clean, position.file, position.generation) = (true, file, generation);
-        }
-        copy
+        LocalCopy { file, position: disk.position.clone(), wal_bytes: 0 }
     }
 
     pub(super) fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
@@ -403,6 +398,17 @@ impl State {
         }
     }
 
+    /// Whether the store's record names this box, under the generation that it believes to hold.
+    pub(super) fn owns(&self, b: usize) -> bool {
+        let view = self.boxes[b].core.as_ref().and_then(|core| core.host(SLOT));
+        let generation = view.and_then(|view| view.generation);
+        self.host_record().is_some_and(|record| {
+            record.state == HostState::Owned
+                && record.id.0 == format!("id{b}")
+                && Some(record.generation) == generation
+        })
+    }
+
     pub(super) fn violate(&mut self, invariant: u8, what: &str) {
         self.violation.get_or_insert_with(|| format!("invariant {invariant}: {what}"));
     }
@@ -444,6 +450,6 @@ impl State {
 
 /// Every commit changes the file.
 pub(super) fn file_id(content: &[Write]) -> FileId {
-    let size = content.len() as u64;
+    let size = content.iter().fold(0, |count, _| count + 1);
     FileId { inode: 1, size, ctime_ns: content.iter().fold(7, |hash, write| mix(hash, *write)) }
 }
