@@ -1,0 +1,192 @@
+//! Automatic takeover with real processes, and hosts that an outside supervisor runs for a while.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use dormouse_e2e::binary;
+use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{PATIENCE, Plan, World};
+use dormouse_test_store::{Fault, FaultProxy, Server};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const HOST: &str = "a.test";
+const SESSION: &str = "[session]\nttl = \"2s\"\nmargin = \"500ms\"\ntakeover = \"automatic\"\n";
+
+fn bin() -> Result<PathBuf> {
+    binary("dormouse-proxy")?;
+    binary("guestbook")?;
+    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn plan(bin: &Path, name: &str, session: &str) -> Plan {
+    Plan {
+        config: format!("{session}{}", World::guestbook(bin, "path")),
+        name: name.to_owned(),
+        ..Plan::default()
+    }
+}
+
+fn instance(world: &World) -> Result<i32> {
+    let host = world.host(HOST)?;
+    Ok(i32::try_from(host["pid"].as_i64().with_context(|| host.to_string())?)?)
+}
+
+/// Everything of the host is in the store.
+fn settled(world: &World) -> Result<()> {
+    until(PATIENCE, "the host has no lag", || {
+        let host = world.host(HOST)?;
+        Ok(host["lag_ms"] == 0 && host["durable_txid"].as_u64().is_some_and(|txid| txid > 0))
+    })
+}
+
+fn problem(world: &World) -> Result<String> {
+    Ok(world.host(HOST)?["problem"].as_str().unwrap_or_default().to_owned())
+}
+
+fn restored(world: &World) -> Result<Vec<String>> {
+    let file = world.path(&format!("restored-{}", std::process::id()));
+    std::fs::remove_file(&file).ok();
+    world.dormouse(&["restore", HOST, "--to", &file.display().to_string()])?;
+    let database = rusqlite::Connection::open(&file)?;
+    let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
+    let names = statement.query_map([], |row| row.get(0))?;
+    Ok(names.collect::<rusqlite::Result<_>>()?)
+}
+
+/// The first box is suspended past its deadline with a commit that it could not upload; the second
+/// takes the host; then the first goes on.
+fn suspended(mut first: World, mut second: World) -> Result<()> {
+    first.start_activator()?;
+    first.start_proxy()?;
+    first.add(HOST, "guestbook")?;
+    first.sign(HOST, "one")?;
+    settled(&first)?;
+    let app = Pid::from_raw(instance(&first)?);
+    kill(first.activator_pid()?, Signal::SIGSTOP)?;
+    first.sign(HOST, "late")?;
+    kill(first.proxy_pid()?, Signal::SIGSTOP)?;
+    kill(app, Signal::SIGSTOP)?;
+
+    second.start_activator()?;
+    second.start_proxy()?;
+    second.add(HOST, "guestbook")?;
+    until(PATIENCE, "the second box takes the host", || {
+        Ok(second.get(HOST, "/api/entries")?.status == 200)
+    })?;
+    ensure!(second.names(HOST)? == ["one"], "what was durable, and nothing else");
+    second.sign(HOST, "two")?;
+
+    for pid in [app, first.proxy_pid()?, first.activator_pid()?] {
+        kill(pid, Signal::SIGCONT)?;
+    }
+    until(PATIENCE, "the suspended instance is stopped", || {
+        Ok(kill(app, None).is_err() || first.host(HOST)?["state"] == "asleep")
+    })?;
+    until(PATIENCE, "what it could not upload is set aside", || {
+        Ok(problem(&first)?.contains(".fork-"))
+    })?;
+    ensure!(kill(app, None).is_err(), "the suspended instance is gone");
+    let answer = first.get(HOST, "/api/entries")?;
+    ensure!(answer.status == 503, "the first box serves nothing: {}", answer.status);
+    settled(&second)?;
+    ensure!(restored(&second)? == ["one", "two"], "no upload of the first box was accepted");
+    let fork = problem(&first)?;
+    let fork = fork.rsplit(' ').next().context("a fork's name")?;
+    let database = rusqlite::Connection::open_with_flags(
+        fork,
+        rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE,
+    )
+    .with_context(|| fork.to_owned())?;
+    let rows: i64 = database
+        .query_row("SELECT count(*) FROM entries WHERE name = 'late'", (), |row| row.get(0))
+        .with_context(|| fork.to_owned())?;
+    ensure!(rows == 1, "what was not uploaded is in the fork {fork}");
+    first.stop()?;
+    second.stop()
+}
+
+#[test]
+fn a_box_that_was_suspended_past_its_deadline_stops_its_instances_and_uploads_nothing() -> Result<()>
+{
+    let (bin, shared) = (bin()?, tempfile::tempdir()?);
+    let world = |name: &str| {
+        let store = Some(shared.path().to_owned());
+        World::new(&bin, &Plan { store, ..plan(&bin, name, SESSION) })
+    };
+    suspended(world("box-1")?, world("box-2")?)
+}
+
+#[test]
+fn a_suspended_box_on_s3_is_fenced_by_the_stores_own_clock_too() -> Result<()> {
+    let (bin, server) = (bin()?, Server::seaweed()?);
+    server.make_bucket("e2e")?;
+    let section = server.section(&server.endpoint(), "e2e", "suspended")?;
+    let world = |name: &str| {
+        let store_section = Some(section.clone());
+        World::new(&bin, &Plan { store_section, ..plan(&bin, name, SESSION) })
+    };
+    suspended(world("box-1")?, world("box-2")?)
+}
+
+#[test]
+fn with_automatic_takeover_an_outage_stops_the_host_and_its_last_commits_are_uploaded_afterwards()
+-> Result<()> {
+    let (bin, server) = (bin()?, Server::seaweed()?);
+    server.make_bucket("e2e")?;
+    let network = FaultProxy::start(server.address())?;
+    let section = server.section(&network.endpoint(), "e2e", "outage")?;
+    let plan = Plan { store_section: Some(section), ..plan(&bin, "box-1", SESSION) };
+    let world = World::started(&bin, &plan)?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    settled(&world)?;
+    network.set(Fault::Refuse);
+    world.sign(HOST, "two")?;
+    until(PATIENCE, "the host is stopped at the deadline", || {
+        Ok(world.host(HOST)?["state"] == "asleep")
+    })?;
+    ensure!(world.host(HOST)?["unsynced"] == true, "and said to be behind");
+    let answer = world.get(HOST, "/api/entries")?;
+    ensure!(answer.status == 503, "nothing runs without a session: {}", answer.status);
+    network.set(Fault::None);
+    // Nobody asks for it: what it wrote last is uploaded all the same.
+    until(PATIENCE, "everything is in the store", || Ok(world.host(HOST)?["unsynced"] == false))?;
+    ensure!(restored(&world)? == ["one", "two"]);
+    ensure!(world.names(HOST)? == ["one", "two"]);
+    world.stop()
+}
+
+#[test]
+fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_there() -> Result<()> {
+    let (bin, shared) = (bin()?, tempfile::tempdir()?);
+    let world = |name: &str| {
+        let store = Some(shared.path().to_owned());
+        World::started(&bin, &Plan { store, ..plan(&bin, name, "") })
+    };
+    let (first, second) = (world("box-1")?, world("box-2")?);
+    first.add(HOST, "guestbook")?;
+    first.sign(HOST, "one")?;
+    let said = first.dormouse(&["hibernate", HOST, "--off"])?;
+    ensure!(said.contains("outside"), "{said}");
+    ensure!(restored(&first)? == ["one"], "everything was uploaded before");
+    second.add(HOST, "guestbook")?;
+    for box_ in [&first, &second] {
+        let answer = box_.get(HOST, "/api/entries")?;
+        ensure!(answer.status == 503, "no box wakes it: {}", answer.status);
+        ensure!(problem(box_)?.contains("outside supervisor"), "{}", problem(box_)?);
+    }
+    let refused = second.dormouse(&["hibernate", HOST, "--on"]);
+    ensure!(refused.is_err_and(|e| e.to_string().contains("box-1")), "not the second box's file");
+
+    // The supervisor's app writes, with whatever journal it likes.
+    let database = rusqlite::Connection::open(first.database(HOST))?;
+    database.execute("INSERT INTO entries (name, text) SELECT 'outside', text FROM entries", ())?;
+    database.close().map_err(|(_, error)| error)?;
+
+    first.dormouse(&["hibernate", HOST, "--on"])?;
+    ensure!(restored(&first)? == ["one", "outside"], "the local file is the truth");
+    ensure!(first.names(HOST)? == ["one", "outside"]);
+    first.stop()?;
+    second.stop()
+}
