@@ -106,6 +106,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         nursery,
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
+        rules: replica::Rules::of(&config.replica),
         inputs: inputs.clone(),
     };
     let mut driver = Driver::new(parts, received)?;

@@ -310,6 +310,7 @@ impl Driver {
             self.parts.paths.database(&route.host, &app),
             self.parts.paths.state_dir(&route.host),
             &app,
+            self.parts.rules.clone(),
             Nanos(self.parts.config.sleep.sync.as_nanos()),
         );
         let hosted = Hosted {

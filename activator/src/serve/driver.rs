@@ -26,7 +26,7 @@ use super::journal::Journal;
 use super::link::LinkEvent;
 use super::paths::Paths;
 use super::records::Records;
-use super::replica::HostReplica;
+use super::replica::{HostReplica, Rules};
 use dormouse_replica::clock;
 
 /// What reaches the loop.
@@ -56,6 +56,7 @@ pub(crate) struct Parts {
     pub(crate) nursery: Nursery,
     pub(crate) edge: Edge,
     pub(crate) watcher: Watcher,
+    pub(crate) rules: Rules,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }
 

@@ -26,6 +26,14 @@ impl Driver {
         line(&mut text, "dormouse_hosts_unsynced", "gauge", "", unsynced);
         let live = self.core.session(clock::system_now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
+        let budget = &self.parts.rules.budget;
+        for (name, count) in [
+            ("levels_written", budget.written()),
+            ("levels_failed", budget.failed()),
+            ("levels_deleted", budget.deleted()),
+        ] {
+            line(&mut text, &format!("dormouse_{name}_total"), "counter", "", count);
+        }
         self.proxy_metrics(&mut text);
         text
     }

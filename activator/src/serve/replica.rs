@@ -14,9 +14,10 @@ use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
-use dormouse_link::config::{App, Replication};
+use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{self, CheckpointStyle, FollowError};
+use dormouse_replica::follow::{self, CheckpointStyle, FollowError, Limits};
+use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
@@ -47,6 +48,7 @@ pub(crate) struct HostReplica {
     pub(crate) database: PathBuf,
     pub(crate) state_dir: PathBuf,
     upload: UploadSettings,
+    pub(crate) rules: Rules,
     pub(crate) sync_budget: Nanos,
     set_wal: bool,
     stage: Arc<Mutex<Stage>>,
@@ -55,6 +57,34 @@ pub(crate) struct HostReplica {
     status: Arc<StdMutex<Option<watch::Receiver<Status>>>>,
     /// Dropped, it ends the keeper of the running replica.
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
+}
+
+/// By what rules the replicas of this box are kept. Clones share the budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) levels: LevelSettings,
+    pub(crate) budget: Budget,
+    pub(crate) limits: Limits,
+}
+
+impl Rules {
+    pub(crate) fn of(config: &config::Replica) -> Self {
+        let ms = |span: Span| i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+        let bytes = |mib: u32| u64::from(mib) << 20;
+        let levels = LevelSettings {
+            windows_ms: [ms(config.level_1), ms(config.level_2), ms(config.level_3)],
+            snapshot_ms: ms(config.snapshot),
+            l0_retention_ms: ms(config.l0_retention),
+            retention_ms: ms(config.retention),
+            local_bytes_max: bytes(config.local_mib),
+            ..LevelSettings::default()
+        };
+        let limits = Limits {
+            wal_bytes_max: bytes(config.wal_max_mib),
+            disk_free_min: bytes(config.disk_free_min_mib),
+        };
+        Self { levels, budget: Budget::default(), limits }
+    }
 }
 
 /// What `status` shows of it.
@@ -76,6 +106,7 @@ impl HostReplica {
         database: PathBuf,
         state_dir: PathBuf,
         app: &App,
+        rules: Rules,
         sync_budget: Nanos,
     ) -> Self {
         let class = match app.replication {
@@ -88,6 +119,7 @@ impl HostReplica {
             database,
             state_dir,
             upload: UploadSettings { class, ..UploadSettings::default() },
+            rules,
             sync_budget,
             set_wal: app.set_wal,
             stage: Arc::default(),
@@ -117,7 +149,10 @@ impl HostReplica {
         let now = clock::system_now().mono;
         let lag_ns = status.behind_since.map_or(0, |since| now.since(since).0);
         let state = match (status.state, status.trouble) {
-            (State::Following, None) => "following".to_owned(),
+            (State::Following, None) => {
+                let trouble = status.compaction.map(|why| format!("; {why}"));
+                format!("following{}", trouble.unwrap_or_default())
+            }
             (State::Following, Some(trouble)) => format!("stalled: {trouble}"),
             (State::Detached { reason }, _) => format!("detached: {reason}"),
             (State::StoodDown, _) => "stood down: another writer owns the replica".to_owned(),
@@ -345,6 +380,9 @@ impl HostReplica {
             upload: self.upload,
             // Nothing is known of the app's SQLite: it may have the WAL-reset race.
             checkpoints: CheckpointStyle::BarrierThroughout,
+            limits: self.rules.limits,
+            levels: self.rules.levels,
+            budget: self.rules.budget.clone(),
             clock: clock::system_now,
         };
         let base = match base {

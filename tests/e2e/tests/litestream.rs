@@ -15,9 +15,10 @@ use dormouse_core::ids::{ETag, Generation, Host, Nonce, Txid};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::UploadSettings;
 use dormouse_replica::clock::system_now;
-use dormouse_replica::compact::{Closed, compact};
+use dormouse_replica::compact::{Closed, Terms, compact};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::CheckpointStyle;
+use dormouse_replica::follow::{CheckpointStyle, Limits};
+use dormouse_replica::levels::{Budget, Inventory, LevelSettings};
 use dormouse_replica::position_file;
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{Base, Event, Finished, Replica, Running, Settings};
@@ -32,6 +33,7 @@ const BUDGET: Nanos = Nanos::from_secs(60);
 struct World {
     dir: tempfile::TempDir,
     place: Place<DirectoryStore>,
+    levels: LevelSettings,
 }
 
 impl World {
@@ -43,7 +45,7 @@ impl World {
         let store = DirectoryStore::open(&dir.path().join("store")).unwrap();
         let host = Host::from("a.example");
         let place = Place { store, prefix: "p".to_owned(), host };
-        Self { dir, place }
+        Self { dir, place, levels: LevelSettings::default() }
     }
 
     fn db(&self) -> PathBuf {
@@ -65,6 +67,9 @@ impl World {
             generation: Generation(1),
             upload: UploadSettings::default(),
             checkpoints: CheckpointStyle::BackfillFirst,
+            limits: Limits::default(),
+            levels: self.levels,
+            budget: Budget::default(),
             clock: system_now,
         };
         let watcher = Watcher::start(Duration::from_secs(1)).unwrap();
@@ -210,7 +215,7 @@ async fn stock_restores_a_chain_with_fences_and_compactions() {
     for binary in binaries() {
         same_bytes(&world.stock_restore(&binary), &world.db());
     }
-    let mut compactions = 0;
+    let mut compactions = 0_usize;
     for _ in 0..3 {
         let base = Base::Current { txid: restored.txid.max(slept.txid), etag: slept.etag.clone() };
         slept = world.visit(base, 9).await;
@@ -218,18 +223,29 @@ async fn stock_restores_a_chain_with_fences_and_compactions() {
         let closed = Closed {
             database: world.db(),
             state_dir: world.state(),
+            generation: position.generation,
             txid: slept.txid,
             page_size: restored.page_size,
             page_count: position.page_count,
-            timestamp_ms: 1,
         };
-        let done = compact(&world.place, &closed, &Nonce::from("compact")).await.unwrap();
-        compactions += u32::from(done.written.is_some());
+        let left = Inventory::take(&world.state(), position.generation, slept.txid);
+        let inventory = left.unwrap_or_else(Inventory::unknown);
+        let done = compact(&world.place, &closed, inventory, &terms(&world)).await.unwrap();
+        compactions += done.written.len();
         for binary in binaries() {
             same_bytes(&world.stock_restore(&binary), &world.db());
         }
     }
     assert!(compactions > 0, "the chain was long enough for one");
+}
+
+fn terms(world: &World) -> Terms {
+    Terms {
+        settings: world.levels,
+        budget: Budget::default(),
+        deadline: tokio::sync::watch::channel(None).1,
+        clock: system_now,
+    }
 }
 
 async fn fence(world: &World, restored: &mut Restored, nonce: &Nonce) {

@@ -1,13 +1,16 @@
 //! Reading files from the store ahead of their use: in order, bounded, several at once.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::Path;
 
 use dormouse_core::ids::{ETag, Host};
 use dormouse_store::{ReadError, Store};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::error::RestoreError;
 use super::plan::RemoteFile;
 
 /// Bytes of one request.
@@ -73,6 +76,30 @@ pub(super) fn start<S: Store>(
         }
     });
     receive
+}
+
+/// Reads one whole file into `path`.
+pub(crate) async fn to_file<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    file: &RemoteFile,
+    path: &Path,
+) -> Result<(), RestoreError> {
+    let mut chunks = start(store, prefix, host, std::slice::from_ref(file));
+    let mut out = Some(File::create(path).map_err(|error| RestoreError::io(path, error))?);
+    while let Some(chunk) = chunks.recv().await {
+        let (bytes, mut to) = (chunk?.bytes, out.take());
+        let written = tokio::task::spawn_blocking(move || {
+            if let Some(to) = &mut to {
+                to.write_all(&bytes)?;
+            }
+            Ok(to)
+        });
+        let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        out = written.map_err(|error| RestoreError::io(path, error))?;
+    }
+    Ok(())
 }
 
 async fn one<S: Store>(store: &S, key: &str, offset: u64, size: u64) -> Result<Chunk, ReadError> {

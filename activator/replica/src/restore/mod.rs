@@ -17,6 +17,7 @@ use dormouse_core::ids::{ETag, Host, Txid};
 use dormouse_store::Store;
 
 pub use error::RestoreError;
+pub(crate) use fetch::to_file;
 pub use plan::{Listing, RemoteFile, SNAPSHOT_LEVEL, Target};
 
 use crate::follow::wal_path;
@@ -77,17 +78,7 @@ async fn keep_until<S: Store>(
 ) -> Result<(), RestoreError> {
     let mut kept = Vec::new();
     for file in &listing.files {
-        let key = store.layout().ltx_key(prefix, host, &file.key);
-        let len = u64::try_from(HEADER_LEN).unwrap_or(u64::MAX);
-        let object = store.get_range(&key, 0, len).await?;
-        let Some(head) = object.body.first_chunk::<HEADER_LEN>() else {
-            return Err(RestoreError::Misfit { file: key, why: "shorter than a header" });
-        };
-        let header = Header::decode(head).map_err(|fault| LtxError {
-            file: key.as_str().into(),
-            offset: 0,
-            fault,
-        })?;
+        let header = header_of(store, &store.layout().ltx_key(prefix, host, &file.key)).await?;
         if header.timestamp_ms <= ms {
             kept.push(*file);
         }
@@ -97,6 +88,16 @@ async fn keep_until<S: Store>(
         return Err(RestoreError::Unreached { wanted: format!("time {ms} ms"), have: Txid(0) });
     }
     Ok(())
+}
+
+/// The header of a file in the store.
+pub(crate) async fn header_of<S: Store>(store: &S, key: &str) -> Result<Header, RestoreError> {
+    let len = u64::try_from(HEADER_LEN).unwrap_or(u64::MAX);
+    let object = store.get_range(key, 0, len).await?;
+    let Some(head) = object.body.first_chunk::<HEADER_LEN>() else {
+        return Err(RestoreError::Misfit { file: key.to_owned(), why: "shorter than a header" });
+    };
+    Ok(Header::decode(head).map_err(|fault| LtxError { file: key.into(), offset: 0, fault })?)
 }
 
 async fn apply_all<S: Store>(
