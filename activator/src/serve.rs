@@ -27,6 +27,7 @@ mod admin;
 mod ask;
 mod boot;
 mod commands;
+mod drill;
 mod driver;
 mod edge;
 mod effects;
@@ -107,6 +108,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
         rules: replica::Rules::of(&config.replica),
+        drills: drill::Drills::open(&config.this_box.data.join("drills.json")),
         inputs: inputs.clone(),
     };
     let mut driver = Driver::new(parts, received)?;
@@ -127,7 +129,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     {
         tracing::debug!(%error, "not under systemd");
     }
+    let drilling = drill::start(&driver.parts);
     driver.run().await;
+    drilling.end().await;
     driver.parts.nursery.close();
     admin.abort();
     Ok(())
@@ -151,7 +155,14 @@ fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
 }
 
 /// Opens the configured store and probes whether it can fence at all.
-pub(crate) async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore> {
+async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore> {
+    let store = connect_store(config)?;
+    probe(&store, &config.prefix).await.context("the store's probe")?;
+    Ok(store)
+}
+
+/// Opens the configured store for reading: asks it nothing.
+pub(crate) fn connect_store(config: &StoreConfig) -> anyhow::Result<AnyStore> {
     let store = match (config.kind, &config.path) {
         (StoreKind::Directory, Some(path)) => {
             AnyStore::Directory(DirectoryStore::open(path).context("the directory store")?)
@@ -162,7 +173,6 @@ pub(crate) async fn open_store(config: &StoreConfig) -> anyhow::Result<AnyStore>
             )
         }
     };
-    probe(&store, &config.prefix).await.context("the store's probe")?;
     Ok(store)
 }
 

@@ -22,6 +22,7 @@ pub mod put;
 pub mod replica;
 pub mod restore;
 pub mod spool;
+pub mod verify;
 pub mod wal;
 pub mod watch;
 

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use super::commands::{Command, Reply, Wait};
+use super::drill::Drills;
 use super::edge::Edge;
 use super::history::History;
 use super::journal::Journal;
@@ -57,6 +58,7 @@ pub(crate) struct Parts {
     pub(crate) edge: Edge,
     pub(crate) watcher: Watcher,
     pub(crate) rules: Rules,
+    pub(crate) drills: Drills,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
-use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
+use dormouse_core::ids::{Generation, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
@@ -92,17 +92,21 @@ impl Rules {
 pub(crate) struct ReplicaStatus {
     pub(crate) durable_txid: u64,
     pub(crate) lag_ms: u64,
+    pub(crate) behind_bytes: u64,
+    /// Something is in the way: `state` says what.
+    pub(crate) stalled: bool,
     pub(crate) state: String,
 }
+
+/// An upload that is not answered for so long is told, whatever its own time-out is.
+const UNANSWERED: Nanos = Nanos::from_secs(3);
 
 /// The unfinished restore inside it.
 const UNFINISHED: &str = "restore.tmp";
 
 impl HostReplica {
     pub(crate) fn new(
-        store: AnyStore,
-        prefix: String,
-        host: &str,
+        place: Place<AnyStore>,
         database: PathBuf,
         state_dir: PathBuf,
         app: &App,
@@ -115,7 +119,7 @@ impl HostReplica {
             Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
         };
         Self {
-            place: Place { store, prefix, host: Host(host.to_owned()) },
+            place,
             database,
             state_dir,
             upload: UploadSettings { class, ..UploadSettings::default() },
@@ -146,20 +150,35 @@ impl HostReplica {
 
     pub(crate) fn status(&self) -> Option<ReplicaStatus> {
         let status = self.peek()?;
-        let now = clock::system_now().mono;
-        let lag_ns = status.behind_since.map_or(0, |since| now.since(since).0);
-        let state = match (status.state, status.trouble) {
-            (State::Following, None) => {
-                let trouble = status.compaction.map(|why| format!("; {why}"));
-                format!("following{}", trouble.unwrap_or_default())
+        let now = clock::system_now();
+        let lag_ns = status.behind_since.map_or(0, |since| now.mono.since(since).0);
+        let unanswered = status.asked_since.map(|since| now.mono.since(since));
+        let unanswered = unanswered.filter(|waited| *waited >= UNANSWERED);
+        let is_behind = status.behind_since.is_some();
+        let is_over = status.deadline.is_some_and(|deadline| deadline.passed(now));
+        let (stalled, state) = match (status.state, status.trouble, unanswered) {
+            (State::StoodDown, ..) => {
+                (true, "stood down: another writer owns the replica".to_owned())
             }
-            (State::Following, Some(trouble)) => format!("stalled: {trouble}"),
-            (State::Detached { reason }, _) => format!("detached: {reason}"),
-            (State::StoodDown, _) => "stood down: another writer owns the replica".to_owned(),
+            (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
+            (State::Following, ..) if is_behind && is_over => {
+                (true, "stalled: this box's session is not renewed, uploads wait for it".to_owned())
+            }
+            (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),
+            (State::Following, None, Some(waited)) => {
+                let seconds = waited.0 / dormouse_core::time::SECOND_NS;
+                (true, format!("stalled: the store has not answered an upload for {seconds} s"))
+            }
+            (State::Following, None, None) => {
+                let trouble = status.compaction.map(|why| format!("; {why}"));
+                (false, format!("following{}", trouble.unwrap_or_default()))
+            }
         };
         Some(ReplicaStatus {
             durable_txid: status.durable.0,
             lag_ms: lag_ns / dormouse_core::time::MILLI_NS,
+            behind_bytes: status.behind_bytes,
+            stalled,
             state,
         })
     }
@@ -503,7 +522,9 @@ fn failed(problem: ReplicaProblem) -> Answer {
 fn of_restore(error: RestoreError) -> ReplicaProblem {
     match error {
         RestoreError::Read(error) => ReplicaProblem::Store(records::problem(&error)),
-        RestoreError::Io { .. } => ReplicaProblem::Local(error.to_string()),
+        RestoreError::Io { .. } | RestoreError::NoRoom { .. } => {
+            ReplicaProblem::Local(error.to_string())
+        }
         RestoreError::Empty
         | RestoreError::Gap { .. }
         | RestoreError::Unreached { .. }

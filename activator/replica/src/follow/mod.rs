@@ -211,6 +211,12 @@ impl Follower {
         self.page_size
     }
 
+    /// Bytes of WAL that were read and that no L0 holds yet.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.as_ref().map_or(0, |pending| pending.end.offset.saturating_sub(pending.from))
+    }
+
     /// There are commits (or an image) for the next L0.
     #[must_use]
     pub const fn has_pending(&self) -> bool {

@@ -61,6 +61,7 @@ pub(super) struct Driver<S> {
     /// Of the chain so far.
     page_size: Option<PageSize>,
     in_flight: Option<JoinHandle<Answer>>,
+    asked_since: Option<Mono>,
     pub(super) gatherer: Gatherer<S>,
     spooled: Option<SpooledFile>,
     pub(super) durable: (Txid, Option<ETag>),
@@ -101,6 +102,7 @@ impl<S: Store> Driver<S> {
             watch: Watch::Rearm(now.mono),
             attach,
             in_flight: None,
+            asked_since: None,
             gatherer,
             spooled: None,
             durable,
@@ -308,8 +310,9 @@ impl<S: Store> Driver<S> {
     async fn carry_out(&mut self, now: Now, output: UploadOutput) -> Option<UploadInput> {
         match output {
             UploadOutput::Spool => return Some(self.spool(now).await),
-            UploadOutput::Put(file) => self.put(file),
+            UploadOutput::Put(file) => self.put(now, file),
             UploadOutput::Compare(file) => {
+                self.asked_since = Some(now.mono);
                 let place = self.place.clone();
                 let key = key(file.txid);
                 self.in_flight =
@@ -359,10 +362,11 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    fn put(&mut self, file: Spooled) {
+    fn put(&mut self, now: Now, file: Spooled) {
         let Some(spooled) = self.spooled.clone() else { return };
         assert_eq!(spooled.nonce, file.nonce, "invariant 3: a repeat sends the same file");
         let place = self.place.clone();
+        self.asked_since = Some(now.mono);
         self.in_flight = Some(tokio::spawn(async move {
             let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
             let (answer, why) = place
@@ -499,6 +503,8 @@ impl<S: Store> Driver<S> {
     }
 
     fn publish(&self) {
+        let spooled = self.spooled.as_ref().map_or(0, |file| file.size);
+        let pending = self.follower.as_ref().map_or(0, Follower::pending_bytes);
         let state = if self.uploader.has_stood_down() {
             State::StoodDown
         } else if let Some(reason) = &self.detached {
@@ -510,6 +516,9 @@ impl<S: Store> Driver<S> {
             durable: self.durable.0,
             etag: self.durable.1.clone(),
             behind_since: self.behind_since,
+            behind_bytes: spooled.saturating_add(pending),
+            asked_since: self.in_flight.as_ref().and(self.asked_since),
+            deadline: self.gatherer.deadline(),
             state,
             is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),

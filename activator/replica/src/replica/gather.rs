@@ -92,6 +92,10 @@ impl<S: Store> Gatherer<S> {
         self.deadline.send_replace(deadline);
     }
 
+    pub(super) fn deadline(&self) -> Option<Deadline> {
+        *self.deadline.borrow()
+    }
+
     /// Where an acknowledged file is to be kept until it is merged; none: it is not.
     pub(super) fn room_for(&self, file: &SpooledFile) -> Option<PathBuf> {
         let kept: u64 = self.local.values().map(|(_, size)| *size).sum();

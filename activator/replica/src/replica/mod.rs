@@ -145,6 +145,13 @@ pub struct Status {
     pub etag: Option<ETag>,
     /// Since when something is not durable; none: no lag.
     pub behind_since: Option<Mono>,
+    /// Bytes of these, as far as they are known: of the file that waits for its acknowledgement,
+    /// and of the WAL behind it.
+    pub behind_bytes: u64,
+    /// Since when the store has not answered an upload.
+    pub asked_since: Option<Mono>,
+    /// Until when uploads count.
+    pub deadline: Option<Deadline>,
     /// State.
     pub state: State,
     /// The read lock is held.
@@ -252,6 +259,9 @@ impl<S: Store> Replica<S> {
             durable: self.base.txid(),
             etag,
             behind_since: None,
+            behind_bytes: 0,
+            asked_since: None,
+            deadline,
             state: State::Following,
             is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),
