@@ -314,6 +314,51 @@ async fn past_a_bound_the_lock_is_let_go_and_a_full_image_follows() {
     }
 }
 
+#[tokio::test]
+async fn every_l0_is_one_that_stock_replicate_can_go_on_from() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    for _ in 0..6 {
+        insert(&app, 40, 900);
+        world.ship(&mut follower).await;
+        follower.seal().unwrap();
+    }
+    drop(app);
+    follower.close_clean().unwrap();
+    let mut follower = world.follow(true);
+    let app = world.app(4096);
+    insert(&app, 1, 1);
+    world.ship(&mut follower).await;
+    for txid in 1..=world.txid.0 {
+        let file = std::fs::File::open(world.ltx_path(0, txid, txid)).unwrap();
+        let header = *crate::ltx::Decoder::new(BufReader::new(file), "l0").unwrap().header();
+        assert_eq!((header.min, header.max), (Txid(txid), Txid(txid)));
+        // Below 32 stock computes a frame before the first, for ever.
+        assert!(header.wal_offset >= 32, "{header:?}");
+        assert_eq!(header.pre_apply, 0, "a checksum that is tracked fails stock's restore");
+    }
+}
+
+#[tokio::test]
+async fn an_app_that_is_killed_and_never_closes_loses_nothing() {
+    let mut world = World::new();
+    drop(world.app(4096));
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    let mut child = child("write", &world.db());
+    for _ in 0..5 {
+        world.ship(&mut follower).await;
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    world.ship(&mut follower).await;
+    assert_eq!(follower.image_needed(), None);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
+}
+
 /// Runs `child_process` below in a process of its own, until its standard input closes.
 fn child(what: &str, db: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
