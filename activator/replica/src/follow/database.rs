@@ -68,6 +68,10 @@ impl Database {
         &self.path
     }
 
+    pub(crate) const fn inode(&self) -> u64 {
+        self.inode
+    }
+
     pub(crate) fn wal_path(&self) -> &Path {
         &self.wal_path
     }
@@ -159,8 +163,6 @@ impl Database {
         Ok(conn)
     }
 
-    /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
-    /// the app holds on.
     /// Sets the mode that is kept in the file's header.
     pub(crate) fn switch_to_wal(&self) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "switch to WAL", error);
@@ -171,6 +173,8 @@ impl Database {
         if mode == "wal" { Ok(()) } else { Err(FollowError::NotWal { path: self.path.clone() }) }
     }
 
+    /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
+    /// the app holds on.
     pub(crate) fn barrier(&self, conn: &mut Connection) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "write barrier", error);
         conn.busy_handler(Some(wait_for_gap)).map_err(fail)?;
@@ -199,13 +203,23 @@ impl Database {
 
     /// Runs a checkpoint; whether it copied every frame.
     pub(crate) fn checkpoint(&self, conn: &Connection, mode: &str) -> Result<bool, FollowError> {
+        let (is_complete, _) = self.checkpoint_counted(conn, mode)?;
+        Ok(is_complete)
+    }
+
+    /// As [`Database::checkpoint`]; with the frames that `SQLite` knows of.
+    pub(crate) fn checkpoint_counted(
+        &self,
+        conn: &Connection,
+        mode: &str,
+    ) -> Result<(bool, u64), FollowError> {
         let row: (i64, i64, i64) = conn
             .query_row(&format!("PRAGMA wal_checkpoint({mode})"), (), |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .map_err(|error| FollowError::sqlite(&self.path, "checkpoint", error))?;
         let (busy, log, copied) = row;
-        Ok(busy == 0 && log == copied)
+        Ok((busy == 0 && log == copied, u64::try_from(log).unwrap_or(0)))
     }
 
     pub(crate) fn page_count(&self, conn: &Connection) -> Result<u32, FollowError> {

@@ -412,8 +412,13 @@ impl<S: Store> Driver<S> {
         {
             let state_dir = self.settings.state_dir.clone();
             let (path, keep) = (file.path.clone(), self.gatherer.room_for(&file));
+            let mark = file.mark;
             let saved = blocking_io(move || {
                 position_file::save(&state_dir, &position).map_err(io::Error::other)?;
+                if let Some(mark) = mark {
+                    // Without it a gap calls for a whole image: no reason to stop here.
+                    mark.save(&state_dir).ok();
+                }
                 // Only now: until here its nonce was our journal.
                 retire(&path, keep)
             })

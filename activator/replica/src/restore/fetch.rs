@@ -19,11 +19,11 @@ const CHUNK_BYTES: u64 = 1 << 20;
 /// A file up to this size is read by one request.
 const WHOLE_MAX: u64 = 2 << 20;
 /// Bytes that are asked for ahead of their use.
-const AHEAD_BYTES: u64 = 8 << 20;
+const AHEAD_BYTES: u64 = 4 << 20;
 /// Requests in flight at once, however small they are.
 const AHEAD_MAX: usize = 16;
 /// Chunks that wait for the decoder.
-const QUEUE_MAX: usize = 2;
+const QUEUE_MAX: usize = 1;
 
 /// A piece of a file, in order.
 #[derive(Debug)]

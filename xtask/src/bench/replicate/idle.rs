@@ -65,6 +65,7 @@ pub(super) fn run(bin: &Path, litestream: &Path, cores: &Cores, quick: bool) -> 
         row(CASE, "cpu_percent", "%", ours.cpu(), ("litestream", theirs.cpu())),
         row(CASE, "rss_mib", "MiB", ours.rss()?, ("litestream", theirs.rss()?)),
     ];
+    drop(stock);
     world.stop()?;
     Ok(rows)
 }

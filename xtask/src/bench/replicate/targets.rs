@@ -108,7 +108,7 @@ pub(super) struct Targets {
     pub(super) litestream: Target,
     off: Target,
     world: World,
-    _stock: Owned,
+    stock: Owned,
 }
 
 impl Targets {
@@ -141,7 +141,7 @@ impl Targets {
         theirs.pid = Some(stock.pid()?);
         until(PATIENCE, "litestream's first upload", || Ok(l0.is_dir()))?;
         off.insert(1)?;
-        Ok(Self { ours, litestream: theirs, off, world, _stock: stock })
+        Ok(Self { ours, litestream: theirs, off, world, stock })
     }
 
     pub(super) const fn all(&self) -> [&Target; 3] {
@@ -164,8 +164,8 @@ impl Targets {
 
     pub(super) fn stop(self) -> Result<()> {
         self.only(&self.ours)?;
-        let Self { ours, litestream, off, world, _stock } = self;
-        drop((ours, litestream, off));
+        let Self { ours, litestream, off, world, stock } = self;
+        drop((ours, litestream, off, stock));
         world.stop()
     }
 }
