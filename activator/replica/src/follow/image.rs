@@ -29,7 +29,8 @@ impl Follower {
         }
         self.database.barrier(&mut barrier)?;
         let (is_complete, known) = self.relock()?;
-        let page_count = self.database.page_count(&self.reader)?;
+        // By the connection that goes: the question makes it keep the schema.
+        let page_count = self.database.page_count(&barrier)?;
         let scan = self.whole_wal(known)?;
         let end = scan.as_ref().map(|scan| scan.end);
         let (frames, place) = match scan {
