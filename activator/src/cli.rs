@@ -1,21 +1,22 @@
 //! The commands: each one request to the admin socket, or one piece of work of its own.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use dormouse_core::ids::{Host, Txid};
+use dormouse_core::ids::Txid;
 use dormouse_link::config::Config;
 use dormouse_registry::canonical_host;
-use dormouse_replica::restore::{Target, restore};
+use dormouse_replica::restore::Target;
 use dormouse_store::Reading;
 use serde_json::Value;
 
 use crate::http::{self, Answer};
-use crate::serve::{HostStatus, Status, open_store};
-use crate::{Command, ConfigCommand, cost};
+use crate::restore::{self, Wanted};
+use crate::serve::{HostStatus, Status};
+use crate::{Command, ConfigCommand, From, Moment, cost};
 
 /// Speaks to standard output. Who reads may have enough (`| head`): that is no error.
 macro_rules! tell {
@@ -23,13 +24,7 @@ macro_rules! tell {
         drop(writeln!(std::io::stdout(), $($words)*))
     };
 }
-
-/// One restore, as it was asked for.
-struct Wanted {
-    host: String,
-    to: PathBuf,
-    target: Target,
-}
+pub(crate) use tell;
 
 pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow::Result<ExitCode> {
     let socket = config.this_box.admin_socket();
@@ -78,24 +73,20 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
                 Err(_) => bail!("{host} was not {state} within {timeout_s} s"),
             }
         }
-        Command::Restore { host, to, txid, at } => {
-            let target = match (txid, at) {
-                (Some(txid), _) => Target::Txid(Txid(txid)),
-                (None, Some(at)) => Target::Timestamp(at.saturating_mul(1000)),
-                (None, None) => Target::Latest,
-            };
-            restore_to(&config, Wanted { host: name(&host)?, to, target }, json).await
+        Command::Restore { host, to, dry_run, from } => {
+            let wanted = Wanted { host: name(&host)?, target: target(&from) };
+            restore::restore(&config, &wanted, to.as_deref(), dry_run, json).await
+        }
+        Command::Verify { host, from } => {
+            let wanted = Wanted { host: name(&host)?, target: target(&from) };
+            restore::verify(&config, &wanted, json).await
         }
         Command::Hibernate { host, on, .. } => {
             let path = format!("/hosts/{}/hibernate", name(&host)?);
             say(&ask("POST", path, serde_json::json!({ "on": on })).await?, json)
         }
         Command::Takeover { name } => {
-            if name.is_empty()
-                || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
-            {
-                bail!("{name:?} cannot be a box's name; allowed: letters, digits, - and .");
-            }
+            box_name(&name)?;
             say(&ask("POST", format!("/takeover/{name}"), Value::Null).await?, json)
         }
         Command::Config { command: ConfigCommand::Check } => {
@@ -104,9 +95,24 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
     }
 }
 
+const fn target(from: &From) -> Target {
+    match (from.txid, from.at) {
+        (Some(txid), _) => Target::Txid(Txid(txid)),
+        (None, Some(Moment(ms))) => Target::Timestamp(ms),
+        (None, None) => Target::Latest,
+    }
+}
+
 /// `serve` is handled before: it has a runtime of its own.
 fn unreachable_serve() -> anyhow::Result<ExitCode> {
     bail!("serve was asked for twice")
+}
+
+fn box_name(name: &str) -> anyhow::Result<()> {
+    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)) {
+        bail!("{name:?} cannot be a box's name; allowed: letters, digits, - and .");
+    }
+    Ok(())
 }
 
 fn name(host: &str) -> anyhow::Result<String> {
@@ -149,7 +155,7 @@ fn say(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_value(value: &Value, json: bool) -> anyhow::Result<ExitCode> {
+pub(crate) fn print_value(value: &Value, json: bool) -> anyhow::Result<ExitCode> {
     let text =
         if json { serde_json::to_string(value)? } else { serde_json::to_string_pretty(value)? };
     tell!("{text}");
@@ -216,37 +222,4 @@ fn show_host(host: &HostStatus, json: bool) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-async fn restore_to(config: &Config, wanted: Wanted, json: bool) -> anyhow::Result<ExitCode> {
-    let Some(store_config) = &config.store else {
-        bail!("the config has no [store]: there is nothing to restore from");
-    };
-    let Wanted { host, to, target } = wanted;
-    let beside = |ending: &str| {
-        let mut name = to.clone().into_os_string();
-        name.push(ending);
-        PathBuf::from(name)
-    };
-    for taken in [to.clone(), beside("-wal"), beside("-shm"), beside("-journal")] {
-        if taken.symlink_metadata().is_ok() {
-            bail!("{}: exists already; nothing was changed", taken.display());
-        }
-    }
-    let (store, _) = open_store(store_config).await?;
-    // A name of its own: what lies beside the file is not ours.
-    let temporary =
-        beside(&format!(".restore-{}-{:x}", std::process::id(), crate::serve::random_u64()?));
-    let restored =
-        restore(&store, &store_config.prefix, &Host(host.clone()), target, &temporary).await;
-    let restored = restored.with_context(|| format!("{host} cannot be restored"))?;
-    restored.adopt(&to, None)?;
-    let value = serde_json::json!({
-        "host": host,
-        "file": to.display().to_string(),
-        "txid": restored.txid.0,
-        "pages": restored.page_count,
-        "page_size": restored.page_size.get(),
-    });
-    print_value(&value, json)
 }

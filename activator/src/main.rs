@@ -11,6 +11,7 @@ use dormouse_link::config::Config;
 mod cli;
 mod cost;
 mod http;
+mod restore;
 mod serve;
 
 /// Runs many small apps, and only those that someone is talking to.
@@ -81,13 +82,20 @@ enum Command {
         host: String,
         /// The file to write; it must not exist.
         #[arg(long, value_name = "FILE")]
-        to: PathBuf,
-        /// Exactly this TXID, instead of the newest.
-        #[arg(long, conflicts_with = "at")]
-        txid: Option<u64>,
-        /// The state at this time: Unix seconds.
-        #[arg(long, value_name = "SECONDS")]
-        at: Option<i64>,
+        to: Option<PathBuf>,
+        /// Only show what would be read, and what would be reached.
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        from: From,
+    },
+    /// Restore a host's database into a scratch file and check it: every checksum, and `SQLite`'s
+    /// own integrity check. Ends with an error when it is not good.
+    Verify {
+        /// The host's name.
+        host: String,
+        #[command(flatten)]
+        from: From,
     },
     /// Hand a host to an outside supervisor, or take it back.
     Hibernate {
@@ -113,6 +121,33 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+}
+
+/// Which state of a database.
+#[derive(Debug, clap::Args)]
+struct From {
+    /// Exactly this TXID, instead of the newest.
+    #[arg(long, conflicts_with = "at")]
+    txid: Option<u64>,
+    /// The state at this time: RFC 3339 (2026-12-01T09:22:47Z), or Unix seconds.
+    #[arg(long, value_name = "TIME")]
+    at: Option<Moment>,
+}
+
+/// A point in time, milliseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+struct Moment(i64);
+
+impl std::str::FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seconds = text.parse::<i64>().ok().and_then(|seconds| seconds.checked_mul(1000));
+        seconds.or_else(|| dormouse_replica::put::parse_rfc3339(text)).map(Self).ok_or_else(|| {
+            "not a time; allowed: RFC 3339 with a zone, as 2026-12-01T09:22:47Z, or Unix seconds"
+                .to_owned()
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]

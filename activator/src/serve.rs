@@ -27,6 +27,7 @@ mod admin;
 mod ask;
 mod boot;
 mod commands;
+mod drill;
 mod driver;
 mod edge;
 mod effects;
@@ -77,9 +78,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let paths = Paths::of(&config.this_box);
     paths.make().context("the box's directories")?;
     let _lock = lock(&paths.data().join("lock"))?;
-    let (store, identity_of_store) = open_store(store_config).await?;
-    store::is_known(&identity_of_store, &paths.data().join("store-id"))?;
-    store::probe_until_open(&store).await?;
+    let store = store::known(store_config, &paths.data().join("store-id")).await?;
     let settings = settings(&config, identity(&config, paths.data())?);
     let (journal, memory) = Journal::open(&paths.data().join("journal"))?;
     let history = History::open(&paths.data().join("events.log"), settings.clone())
@@ -109,6 +108,8 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         nursery,
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
+        rules: replica::Rules::of(&config.replica),
+        drills: drill::Drills::open(&config.this_box.data.join("drills.json")),
         inputs: inputs.clone(),
     };
     let mut driver = Driver::new(parts, received)?;
@@ -129,7 +130,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     {
         tracing::debug!(%error, "not under systemd");
     }
+    let drilling = drill::start(&driver.parts);
     driver.run().await;
+    drilling.end().await;
     driver.parts.nursery.close();
     admin.abort();
     Ok(())

@@ -8,13 +8,17 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use serde_json::Value;
 
+mod cores;
 mod edge;
+mod process;
+mod replicate;
+mod restore;
 mod wake;
 
 /// Which benchmarks, and where the rows go.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// `wake`, `edge`.
+    /// `wake`, `edge`, `replicate`, `restore`.
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
     /// Fewer rounds, for a first look.
@@ -70,8 +74,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for name in &arguments.names {
         rows.extend(match name.as_str() {
             "edge" => edge::run(arguments.quick)?,
+            "replicate" => replicate::run(arguments.quick)?,
+            "restore" => restore::run(arguments.quick)?,
             "wake" => wake::run(arguments.quick)?,
-            _ => bail!("no benchmark {name:?}; allowed: wake, edge"),
+            _ => bail!("no benchmark {name:?}; allowed: wake, edge, replicate, restore"),
         });
     }
     rows.iter().for_each(Row::show);

@@ -47,10 +47,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<()> {
             Ok(())
         }
         Soak::Outage => {
-            let (_, weed) = tools::variables()?
-                .into_iter()
-                .find(|(name, _)| *name == "DORMOUSE_WEED")
-                .context("DORMOUSE_WEED")?;
+            let weed = tools::program("DORMOUSE_WEED")?;
             let two_minutes = Duration::from_mins(2);
             let report = dormouse_e2e::outage::run(&build("release")?, &weed, two_minutes)?;
             println!("soak: {report:?}");

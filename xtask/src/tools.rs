@@ -94,6 +94,13 @@ pub(crate) fn variables() -> Result<Vec<(&'static str, PathBuf)>> {
     Ok(PROGRAMS.map(|(name, environment, program)| (name, path(environment, program))).to_vec())
 }
 
+/// One of these programs, by its variable.
+pub(crate) fn program(variable: &str) -> Result<PathBuf> {
+    let mut programs = variables()?.into_iter();
+    let found = programs.find(|(name, _)| *name == variable);
+    found.map(|(_, path)| path).with_context(|| format!("no program is known by {variable}"))
+}
+
 /// The programs of an environment with these packages; installed anew when the list has changed.
 fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let folder = binaries("tools").join(name);

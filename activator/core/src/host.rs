@@ -23,6 +23,7 @@ mod start;
 mod stop;
 mod view;
 
+pub(crate) use lease::LeaseStep;
 pub use view::HostView;
 
 /// This box's right to run the host.
@@ -58,48 +59,6 @@ pub(crate) enum Purpose {
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Wake {
     pub(crate) deadline: Mono,
-}
-
-#[derive(Clone, Debug, Hash)]
-pub(crate) enum LeaseStep {
-    /// The session is not live (or not renewed) yet.
-    AwaitSession,
-    Reading,
-    /// Whose session is it, and is it over?
-    OwnerSession {
-        record: HostRecord,
-        etag: ETag,
-    },
-    /// Fencing the owner's session, which is dead.
-    Overthrowing {
-        record: HostRecord,
-        etag: ETag,
-    },
-    /// Whether that fence stands is read again.
-    AskingAgain {
-        record: HostRecord,
-        etag: ETag,
-        until: Mono,
-    },
-    Putting {
-        put: LeasePut,
-    },
-    /// Read back: is the record's nonce ours?
-    Checking {
-        put: LeasePut,
-    },
-    Pausing {
-        put: LeasePut,
-        until: Mono,
-    },
-}
-
-#[derive(Clone, Debug, Hash)]
-pub(crate) struct LeasePut {
-    pub(crate) record: HostRecord,
-    pub(crate) before: Option<HostRecord>,
-    pub(crate) expect: crate::effect::Expect,
-    pub(crate) pause: Nanos,
 }
 
 #[derive(Clone, Debug, Hash)]
@@ -289,20 +248,6 @@ pub(crate) struct Context<'a> {
     pub(crate) session: &'a Session,
     pub(crate) now: Now,
     pub(crate) fx: &'a mut Vec<Effect>,
-}
-
-impl LeaseStep {
-    /// Whether a write was sent whose outcome is not definite.
-    const fn is_sent(&self) -> bool {
-        match self {
-            Self::Putting { .. } | Self::Checking { .. } | Self::Pausing { .. } => true,
-            Self::AwaitSession
-            | Self::Reading
-            | Self::OwnerSession { .. }
-            | Self::Overthrowing { .. }
-            | Self::AskingAgain { .. } => false,
-        }
-    }
 }
 
 /// How long a waiter of a host that lives elsewhere should stay away: TTL + 1 s.

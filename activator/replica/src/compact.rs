@@ -1,27 +1,43 @@
 //! Compaction at sleep: what keeps the next restore at a few GETs.
 //!
 //! Everything is built from acknowledged files only: a snapshot from the closed database, which
-//! equals the newest acknowledged L0; level 1 from L0s of the store. Write-once like all uploads.
-//! Of level 0 only what a higher level covers is deleted, never the newest file, never a fence.
+//! equals the newest acknowledged L0; levels 1 to 3 from files of the store or their local copies.
+//! Nothing is listed while the inventory knows what the store holds. A compaction that fails
+//! leaves the replica as good as before.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use dormouse_core::ids::{Nonce, Txid};
+use dormouse_core::ids::{Generation, Txid};
+use dormouse_core::time::{Deadline, Now};
 use dormouse_core::upload::PutAnswer;
-use dormouse_store::{Condition, DeleteOutcome, LtxKey, ReadError, Store};
+use dormouse_store::{LtxKey, Store};
+use tokio::sync::watch;
 
-use crate::ltx::{Decoder, Encoder, Encoding, Header, LtxError, PageSize, Pgno};
-use crate::merge::merge;
-use crate::put::{Kind, META_FENCE, Place};
-use crate::restore::{Listing, RemoteFile, RestoreError, SNAPSHOT_LEVEL, Target};
+use crate::levels::{Age, Budget, Change, Inventory, Job, Known, LevelSettings, Worker};
+use crate::ltx::{Encoder, Encoding, Header, LtxError, PageSize, Pgno};
+use crate::put::{Kind, Place};
+use crate::restore::{RemoteFile, RestoreError, SNAPSHOT_LEVEL, Target};
+use crate::spool;
 
 /// Files that a restore may read before a compaction is worth its requests.
 pub const PLAN_FILES_MAX: usize = 16;
+/// The same where a whole image costs next to nothing: with the list four requests.
+pub const SMALL_PLAN_FILES_MAX: usize = 3;
+/// What a small replica's restore reads at most.
+const SMALL_BYTES: u64 = 4 << 20;
 /// A snapshot is written when the increments weigh this share of the base.
 const SNAPSHOT_SHARE: u64 = 2; // one half
+/// L0s that are worth a file of level 1, so that their own can go.
+const GATHERED_MIN: usize = 8;
+/// A host that falls asleep does not wait long for its turn: the next visit compacts.
+const TURN_WAIT: Duration = Duration::from_secs(5);
+/// Jobs of one sleep.
+const JOBS_MAX: u32 = 8;
 
 /// The closed database, which equals the newest acknowledged L0.
 #[derive(Clone, Debug)]
@@ -30,23 +46,36 @@ pub struct Closed {
     pub database: PathBuf,
     /// The host's state directory, for temporary files.
     pub state_dir: PathBuf,
+    /// Generation of the lease, for the inventory's file.
+    pub generation: Generation,
     /// What the file equals.
     pub txid: Txid,
     /// Bytes a page.
     pub page_size: PageSize,
     /// Pages.
     pub page_count: u32,
-    /// Milliseconds since 1970, for headers.
-    pub timestamp_ms: i64,
+}
+
+/// By what rules, and until when.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// When levels are made and how long their files are kept.
+    pub settings: LevelSettings,
+    /// What all hosts share.
+    pub budget: Budget,
+    /// The session's deadline.
+    pub deadline: watch::Receiver<Option<Deadline>>,
+    /// Reads the clocks.
+    pub clock: fn() -> Now,
 }
 
 /// What was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// The file that was written.
-    pub written: Option<LtxKey>,
-    /// L0 files that were deleted.
-    pub deleted: u32,
+    /// The files that were written.
+    pub written: Vec<LtxKey>,
+    /// Files that were deleted.
+    pub deleted: usize,
 }
 
 /// Why a compaction did nothing. The replica is as good as before.
@@ -77,6 +106,12 @@ pub enum CompactError {
     /// The upload did not succeed.
     #[error("upload of the compacted file: {0}")]
     Upload(String),
+    /// A file that nobody needs could not be deleted.
+    #[error("deleting what is covered: {0}")]
+    Delete(String),
+    /// The session's deadline has passed, or the box is busy with others: it waits.
+    #[error("it waits for the session, or for its turn")]
+    Waits,
 }
 
 /// What to write.
@@ -86,86 +121,207 @@ pub enum Choice {
     Nothing,
     /// A full image at level 9.
     Snapshot,
-    /// These L0 files into one of level 1.
-    Merge(Vec<RemoteFile>),
+    /// These files into one of that level.
+    Merge(u8, Vec<RemoteFile>),
 }
 
 /// Chooses by names and sizes alone.
-pub fn choose(listing: &Listing, txid: Txid) -> Result<Choice, CompactError> {
-    let plan = listing.plan(Target::Latest)?;
-    let remote = listing.tip().map_or(Txid(0), |tip| tip.key.max);
+pub fn choose(inventory: &Inventory, txid: Txid) -> Result<Choice, CompactError> {
+    let plan = inventory.listing().plan(Target::Latest)?;
+    let remote = inventory.tip();
     if remote != txid {
         return Err(CompactError::Moved { remote, local: txid });
     }
-    if plan.len() <= PLAN_FILES_MAX {
-        return Ok(Choice::Nothing);
+    let l0s = inventory.waiting_for(1);
+    if l0s.len() >= GATHERED_MIN {
+        return Ok(Choice::Merge(1, l0s));
     }
     let base = plan.first().map_or(0, |file| file.size);
     let increments: u64 = plan.iter().skip(1).map(|file| file.size).sum();
-    if increments.saturating_mul(SNAPSHOT_SHARE) >= base {
+    let is_small = base.saturating_add(increments) <= SMALL_BYTES;
+    let files_max = if is_small { SMALL_PLAN_FILES_MAX } else { PLAN_FILES_MAX };
+    if plan.len() <= files_max {
+        return Ok(Choice::Nothing);
+    }
+    if is_small || increments.saturating_mul(SNAPSHOT_SHARE) >= base {
         return Ok(Choice::Snapshot);
     }
-    let level = |n| listing.files.iter().filter(move |file| file.key.level == n);
-    let merged = level(1).map(|file| file.key.max).max().unwrap_or(Txid(0));
-    let inputs: Vec<_> = level(0).filter(|file| file.key.min > merged).copied().collect();
-    let follows = inputs.windows(2).all(|pair| match pair {
-        [a, b] => b.key.min == a.key.max.next(),
-        _ => true,
-    });
-    // A hole among the L0s is covered by a snapshot: merging would put it into level 1.
-    Ok(if follows && inputs.len() > 1 { Choice::Merge(inputs) } else { Choice::Snapshot })
+    // The widest files first: few of them are left for a restore.
+    for level in [3, 2, 1] {
+        let inputs = inventory.waiting_for(level);
+        if inputs.len() > 1 {
+            return Ok(Choice::Merge(level, inputs));
+        }
+    }
+    Ok(Choice::Snapshot)
 }
 
-/// Compacts if it is worth it.
+/// Compacts if it is worth it, deletes what is due, and keeps the inventory for the next visit.
+/// `local` are copies of acknowledged files.
 pub async fn compact<S: Store>(
     place: &Place<S>,
     closed: &Closed,
-    nonce: &Nonce,
+    mut inventory: Inventory,
+    terms: &Terms,
 ) -> Result<Compacted, CompactError> {
-    let scratch = closed.state_dir.join("compact.tmp");
-    let result = compact_by(place, closed, nonce, &scratch).await;
-    crate::restore::remove(&scratch)
-        .map_err(|source| CompactError::Io { path: scratch, source })?;
-    result
+    let sleep = Sleep { place, closed, terms };
+    let mut done = Compacted::default();
+    let result = sleep.all(&mut inventory, &mut done).await;
+    match &result {
+        Ok(()) => {
+            if let Err(source) = inventory.save(&closed.state_dir, closed.generation) {
+                return Err(CompactError::Io { path: closed.state_dir.clone(), source });
+            }
+        }
+        Err(CompactError::Waits) => (),
+        Err(_) => terms.budget.count_failure(),
+    }
+    let state_dir = closed.state_dir.clone();
+    let cleared = blocking(&closed.state_dir, move || {
+        crate::levels::clear(&state_dir)
+            .map_err(|source| CompactError::Io { path: state_dir, source })
+    });
+    cleared.await?;
+    result.map(|()| done)
 }
 
-async fn compact_by<S: Store>(
-    place: &Place<S>,
-    closed: &Closed,
-    nonce: &Nonce,
-    scratch: &Path,
-) -> Result<Compacted, CompactError> {
-    let listing = Listing::read(&place.store, &place.prefix, &place.host).await?;
-    let key = match choose(&listing, closed.txid)? {
-        Choice::Nothing => return Ok(Compacted::default()),
-        Choice::Snapshot => {
-            let (from, to) = (closed.clone(), scratch.to_owned());
-            blocking(scratch, move || write_snapshot(&from, &to)).await?;
-            LtxKey { level: SNAPSHOT_LEVEL, min: Txid(1), max: closed.txid }
+struct Sleep<'a, S> {
+    place: &'a Place<S>,
+    closed: &'a Closed,
+    terms: &'a Terms,
+}
+
+impl<S: Store> Sleep<'_, S> {
+    async fn all(
+        &self,
+        inventory: &mut Inventory,
+        done: &mut Compacted,
+    ) -> Result<(), CompactError> {
+        if !inventory.is_complete() {
+            self.job(inventory, Job::List, done).await?;
         }
-        Choice::Merge(inputs) => merge_level_1(place, closed, &inputs, scratch).await?,
-    };
-    let (answer, why) = place.put(&key, scratch, nonce, closed.timestamp_ms, Kind::Plain).await;
-    match answer {
-        PutAnswer::Done { .. } => (),
-        // The same TXIDs hold the same pages, whoever wrote them; deleting waits for a next time.
-        PutAnswer::ConditionFailed => return Ok(Compacted::default()),
-        PutAnswer::Again | PutAnswer::Unknown | PutAnswer::Refused => {
-            return Err(CompactError::Upload(why));
+        for _ in 0..JOBS_MAX {
+            match choose(inventory, self.closed.txid)? {
+                Choice::Nothing => break,
+                Choice::Merge(level, inputs) => {
+                    self.job(inventory, Job::Merge { level, inputs }, done).await?;
+                }
+                Choice::Snapshot => {
+                    self.snapshot(inventory, done).await?;
+                    break;
+                }
+            }
+        }
+        let now_ms = wall_ms((self.terms.clock)());
+        while let Some(files) = inventory.due_deletes(&self.terms.settings, now_ms) {
+            self.job(inventory, Job::Delete { files }, done).await?;
+        }
+        Ok(())
+    }
+
+    async fn job(
+        &self,
+        inventory: &mut Inventory,
+        job: Job,
+        done: &mut Compacted,
+    ) -> Result<(), CompactError> {
+        let worker = Worker {
+            place: self.place.clone(),
+            state_dir: self.closed.state_dir.clone(),
+            budget: self.terms.budget.clone(),
+            deadline: self.terms.deadline.clone(),
+            clock: self.terms.clock,
+            patience: Some(TURN_WAIT),
+        };
+        let state_dir = self.closed.state_dir.clone();
+        let local = blocking(&state_dir, {
+            let dir = state_dir.clone();
+            move || Ok(local_files(&dir))
+        });
+        let run = worker.run(job, local.await?);
+        // A store that does not answer must not hold the sleep up.
+        let change = tokio::time::timeout(JOB_WAIT, run).await;
+        let change = change.map_err(|_| CompactError::Waits)??;
+        done.written.extend(change.added.iter().map(|(key, _)| *key));
+        done.deleted = done.deleted.saturating_add(change.removed.len());
+        inventory.apply(&change, wall_ms((self.terms.clock)()));
+        Ok(())
+    }
+
+    async fn snapshot(
+        &self,
+        inventory: &mut Inventory,
+        done: &mut Compacted,
+    ) -> Result<(), CompactError> {
+        if self.terms.deadline.borrow().is_some_and(|end| end.passed((self.terms.clock)())) {
+            return Err(CompactError::Waits);
+        }
+        let turn = tokio::time::timeout(TURN_WAIT, self.terms.budget.turn.acquire()).await;
+        let Ok(Ok(_turn)) = turn else { return Err(CompactError::Waits) };
+        let scratch = self.closed.state_dir.join("compact.tmp");
+        let io = |source| CompactError::Io { path: scratch.clone(), source };
+        let nonce = spool::fresh_nonce().map_err(io)?;
+        let now_ms = wall_ms((self.terms.clock)());
+        let (from, to) = (self.closed.clone(), scratch.clone());
+        let made = blocking(&scratch, move || write_snapshot(&from, &to, now_ms)).await;
+        let key = LtxKey { level: SNAPSHOT_LEVEL, min: Txid(1), max: self.closed.txid };
+        let sent = match made {
+            Ok(size) => {
+                let put = self.place.put(&key, &scratch, &nonce, now_ms, Kind::Plain).await;
+                Ok((size, put))
+            }
+            Err(error) => Err(error),
+        };
+        crate::restore::remove(&scratch).map_err(io)?;
+        let (size, (answer, why)) = sent?;
+        match answer {
+            // A name that is taken holds the same pages: the TXIDs say so, whoever wrote it.
+            PutAnswer::Done { .. } | PutAnswer::ConditionFailed => (),
+            PutAnswer::Again | PutAnswer::Unknown | PutAnswer::Refused => {
+                return Err(CompactError::Upload(why));
+            }
+        }
+        let known = Known { size, age: Age::Of(now_ms), is_fence: Some(false), is_image: true };
+        let change = Change { added: vec![(key, known)], ..Change::default() };
+        self.terms.budget.count(&change);
+        inventory.apply(&change, now_ms);
+        done.written.push(key);
+        Ok(())
+    }
+}
+
+/// Longest job of a sleep.
+const JOB_WAIT: Duration = Duration::from_mins(1);
+
+/// Copies that the visit left: their names say what they are.
+fn local_files(state_dir: &Path) -> BTreeMap<LtxKey, PathBuf> {
+    let mut found = BTreeMap::new();
+    let Ok(entries) = fs::read_dir(crate::levels::local_dir(state_dir)) else { return found };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let key = name.to_str().and_then(|name| {
+            let (level, name) = name.split_once('-')?;
+            LtxKey::parse_name(level.parse().ok()?, name)
+        });
+        if let Some(key) = key {
+            found.insert(key, entry.path());
         }
     }
-    let deleted = delete_covered(place, &listing, key).await?;
-    Ok(Compacted { written: Some(key), deleted })
+    found
 }
 
-fn write_snapshot(closed: &Closed, to: &Path) -> Result<(), CompactError> {
+fn wall_ms(now: Now) -> i64 {
+    i64::try_from(now.wall.0).unwrap_or(i64::MAX)
+}
+
+fn write_snapshot(closed: &Closed, to: &Path, now_ms: i64) -> Result<u64, CompactError> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| CompactError::Io { path, source }
     };
     let size = closed.page_size;
     let mut header = Header::new(size, closed.page_count, Txid(1), closed.txid);
-    header.timestamp_ms = closed.timestamp_ms;
+    header.timestamp_ms = now_ms;
     // Nobody holds a lock of ours on a closed database: opening and closing it is harmless.
     let from = File::open(&closed.database).map_err(io(&closed.database))?;
     let out = BufWriter::with_capacity(1 << 16, File::create(to).map_err(io(to))?);
@@ -177,75 +333,9 @@ fn write_snapshot(closed: &Closed, to: &Path) -> Result<(), CompactError> {
         encoder.page(page, &buffer)?;
         page = size.next_stored(page);
     }
-    let (mut out, _) = encoder.finish()?;
-    out.flush().map_err(io(to))
-}
-
-async fn merge_level_1<S: Store>(
-    place: &Place<S>,
-    closed: &Closed,
-    inputs: &[RemoteFile],
-    to: &Path,
-) -> Result<LtxKey, CompactError> {
-    let dir = closed.state_dir.join("compact.d");
-    let io = |source| CompactError::Io { path: dir.clone(), source };
-    fs::create_dir_all(&dir).map_err(io)?;
-    let mut paths = Vec::new();
-    for file in inputs {
-        let object = place.store.get(&place.key(&file.key)).await.map_err(RestoreError::from)?;
-        let path = dir.join(file.key.name());
-        fs::write(&path, &object.body).map_err(io)?;
-        paths.push(path);
-    }
-    let out = to.to_owned();
-    let header = blocking(to, move || {
-        let io = |source| CompactError::Io { path: out.clone(), source };
-        let mut decoders = Vec::new();
-        for path in &paths {
-            let file = BufReader::new(File::open(path).map_err(io)?);
-            decoders.push(Decoder::new(file, &path.to_string_lossy())?);
-        }
-        let file = BufWriter::with_capacity(1 << 16, File::create(&out).map_err(io)?);
-        let (mut file, header, _) = merge(decoders, file, "level 1")?;
-        file.flush().map_err(io)?;
-        Ok(header)
-    })
-    .await?;
-    fs::remove_dir_all(&dir).map_err(io)?;
-    Ok(LtxKey { level: 1, min: header.min, max: header.max })
-}
-
-/// Deletes L0 files that `by` covers; the newest stays, and fences stay.
-async fn delete_covered<S: Store>(
-    place: &Place<S>,
-    listing: &Listing,
-    by: LtxKey,
-) -> Result<u32, CompactError> {
-    let newest = listing.tip().map_or(Txid(0), |tip| tip.key.max);
-    let mut deleted = 0;
-    for file in &listing.files {
-        let key = &file.key;
-        let covered = key.level == 0 && key.min >= by.min && key.max <= by.max;
-        if !covered || key.max == newest {
-            continue;
-        }
-        let name = place.key(key);
-        match place.store.head(&name).await {
-            Ok(meta) if meta.metadata.contains_key(META_FENCE) => continue,
-            Ok(_) => (),
-            Err(ReadError::NotFound { .. }) => continue,
-            Err(error) => return Err(RestoreError::from(error).into()),
-        }
-        match place.store.delete(&name, Condition::None).await {
-            DeleteOutcome::Done => deleted += 1,
-            DeleteOutcome::ConditionFailed
-            | DeleteOutcome::Conflict
-            | DeleteOutcome::Unknown { .. }
-            | DeleteOutcome::Refused { .. }
-            | DeleteOutcome::Broken { .. } => return Ok(deleted),
-        }
-    }
-    Ok(deleted)
+    let (mut out, written) = encoder.finish()?;
+    out.flush().map_err(io(to))?;
+    Ok(written.size)
 }
 
 async fn blocking<T: Send + 'static>(
@@ -261,94 +351,5 @@ async fn blocking<T: Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testkit::{PREFIX, World, insert};
-
-    async fn slept(
-        base_rows: u32,
-        increments: u32,
-    ) -> (World, Closed, Place<dormouse_store::DirectoryStore>) {
-        let mut world = World::new();
-        let app = world.app(4096);
-        insert(&app, base_rows, 1000);
-        let mut follower = world.follow(false);
-        world.ship(&mut follower).await;
-        for n in 0..increments {
-            app.execute("UPDATE t SET a = ?1 WHERE id = 1 + ?1", [n]).unwrap();
-            world.ship(&mut follower).await;
-        }
-        drop(app);
-        let (page_size, page_count) = (follower.page_size(), follower.page_count());
-        follower.close_clean().unwrap();
-        let closed = Closed {
-            database: world.db(),
-            state_dir: world.state(),
-            txid: world.txid,
-            page_size,
-            page_count,
-            timestamp_ms: 2_000,
-        };
-        let place = Place {
-            store: world.store.clone(),
-            prefix: PREFIX.to_owned(),
-            host: world.host.clone(),
-        };
-        (world, closed, place)
-    }
-
-    async fn l0s(world: &World) -> Vec<u64> {
-        let listing = Listing::read(&world.store, PREFIX, &world.host).await.unwrap();
-        listing.files.iter().filter(|f| f.key.level == 0).map(|f| f.key.max.0).collect()
-    }
-
-    #[tokio::test]
-    async fn a_cheap_restore_is_left_alone() {
-        let (_world, closed, place) = slept(10, 5).await;
-        let done = compact(&place, &closed, &Nonce::from("c")).await.unwrap();
-        assert_eq!(done, Compacted::default());
-    }
-
-    #[tokio::test]
-    async fn heavy_increments_become_a_snapshot_and_the_newest_l0_stays() {
-        let (world, closed, place) = slept(20, 20).await;
-        let done = compact(&place, &closed, &Nonce::from("c")).await.unwrap();
-        assert_eq!(done.written, Some(LtxKey { level: 9, min: Txid(1), max: Txid(21) }));
-        assert_eq!(done.deleted, 20);
-        assert_eq!(l0s(&world).await, [21]);
-        world.assert_restore_is_identical().await;
-    }
-
-    #[tokio::test]
-    async fn light_increments_become_one_file_of_level_1() {
-        let (world, closed, place) = slept(2000, 20).await;
-        let done = compact(&place, &closed, &Nonce::from("c")).await.unwrap();
-        assert_eq!(done.written, Some(LtxKey { level: 1, min: Txid(1), max: Txid(21) }));
-        assert_eq!(l0s(&world).await, [21]);
-        world.assert_restore_is_identical().await;
-    }
-
-    #[tokio::test]
-    async fn a_fence_is_never_deleted() {
-        let (world, closed, place) = slept(20, 20).await;
-        let path = world.ltx_path(0, 5, 5);
-        let bytes = fs::read(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        let as_fence = world.dir.path().join("fence");
-        fs::write(&as_fence, bytes).unwrap();
-        let key = LtxKey { level: 0, min: Txid(5), max: Txid(5) };
-        let put = place.put(&key, &as_fence, &Nonce::from("f"), 1, Kind::Fence).await.0;
-        assert!(matches!(put, PutAnswer::Done { .. }));
-        compact(&place, &closed, &Nonce::from("c")).await.unwrap();
-        assert_eq!(l0s(&world).await, [5, 21]);
-        world.assert_restore_is_identical().await;
-    }
-
-    #[tokio::test]
-    async fn a_replica_that_went_on_elsewhere_is_not_compacted() {
-        let (_world, mut closed, place) = slept(20, 20).await;
-        closed.txid = Txid(20);
-        let error = compact(&place, &closed, &Nonce::from("c")).await.unwrap_err();
-        assert!(matches!(error, CompactError::Moved { remote: Txid(21), local: Txid(20) }));
-    }
-}
+#[path = "compact_tests.rs"]
+mod tests;

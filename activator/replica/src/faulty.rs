@@ -28,6 +28,17 @@ pub(crate) struct FaultyStore {
     /// Keys that the next read does not find.
     vanished: Arc<Mutex<Vec<String>>>,
     pub(crate) sent: Arc<Mutex<Vec<(String, Metadata)>>>,
+    counts: Arc<Mutex<Counts>>,
+}
+
+/// Requests so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) gets: u32,
+    pub(crate) heads: u32,
+    pub(crate) puts: u32,
+    pub(crate) deletes: u32,
+    pub(crate) lists: u32,
 }
 
 impl FaultyStore {
@@ -37,7 +48,20 @@ impl FaultyStore {
             puts: Arc::new(Mutex::new(puts.iter().copied().collect())),
             vanished: Arc::default(),
             sent: Arc::default(),
+            counts: Arc::default(),
         }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        *self.counts.lock().unwrap()
+    }
+
+    pub(crate) fn lists(&self) -> u32 {
+        self.counts().lists
+    }
+
+    fn count(&self, which: impl FnOnce(&mut Counts) -> &mut u32) {
+        *which(&mut self.counts.lock().unwrap()) += 1;
     }
 
     /// The next read that names this part of a key finds nothing.
@@ -63,16 +87,19 @@ impl Store for FaultyStore {
     }
 
     async fn get(&self, key: &str) -> Result<Object, ReadError> {
+        self.count(|counts| &mut counts.gets);
         self.read_fault(key)?;
         self.store.get(key).await
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Object, ReadError> {
+        self.count(|counts| &mut counts.gets);
         self.read_fault(key)?;
         self.store.get_range(key, offset, len).await
     }
 
     async fn head(&self, key: &str) -> Result<Meta, ReadError> {
+        self.count(|counts| &mut counts.heads);
         self.store.head(key).await
     }
 
@@ -83,6 +110,7 @@ impl Store for FaultyStore {
         condition: Condition,
         metadata: Metadata,
     ) -> PutOutcome {
+        self.count(|counts| &mut counts.puts);
         self.sent.lock().unwrap().push((key.to_owned(), metadata.clone()));
         let fault = self.puts.lock().unwrap().pop_front();
         let why = "by test".to_owned();
@@ -99,10 +127,12 @@ impl Store for FaultyStore {
     }
 
     async fn delete(&self, key: &str, condition: Condition) -> DeleteOutcome {
+        self.count(|counts| &mut counts.deletes);
         self.store.delete(key, condition).await
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>) -> Result<ListPage, ReadError> {
+        self.count(|counts| &mut counts.lists);
         self.store.list(prefix, start_after).await
     }
 }

@@ -12,7 +12,7 @@ use dormouse_core::ids::{ETag, Nonce, Txid};
 use dormouse_core::upload::{PutAnswer, Standing};
 use dormouse_store::{LtxKey, Store};
 
-use crate::follow::{CheckpointStyle, FollowError, Follower};
+use crate::follow::{CheckpointStyle, FollowError, Follower, WalMark};
 use crate::ltx::{Encoder, Encoding, Header, LtxError, Pgno, WAL_HEADER_LEN};
 use crate::put::{Kind, Place};
 use crate::restore::Restored;
@@ -102,8 +102,9 @@ impl Fence {
         Ok(Self { txid, nonce: nonce.clone(), path, timestamp_ms })
     }
 
-    /// A full image of a database that no app has open, as `txid`: it serves as the fence when
-    /// the local copy is kept. The WAL is emptied; afterwards the file equals `txid`. Blocks.
+    /// What a database that no app has open holds beyond the L0 before `txid`, as `txid`: it serves
+    /// as the fence when the local copy is kept. An increment where the place in the WAL proves
+    /// itself, else a full image. The WAL is emptied; afterwards the file equals `txid`. Blocks.
     pub fn image(
         database: &Path,
         state_dir: &Path,
@@ -112,9 +113,13 @@ impl Fence {
         timestamp_ms: i64,
     ) -> Result<Self, FenceError> {
         let style = CheckpointStyle::BackfillFirst;
-        let mut follower = Follower::open(database, state_dir, false, style)?;
-        let Some(file) = follower.spool(txid, nonce, timestamp_ms)? else {
-            return Err(FollowError::Absent { path: database.to_owned() }.into());
+        let before = Txid(txid.0.saturating_sub(1));
+        let mark = WalMark::load(state_dir, before);
+        let mut follower = Follower::open_at(database, state_dir, mark.as_ref(), style)?;
+        follower.poll()?;
+        let file = match follower.spool(txid, nonce, timestamp_ms)? {
+            Some(file) => file,
+            None => follower.spool_touch(txid, nonce, timestamp_ms)?,
         };
         follower.close_clean()?;
         Ok(Self { txid, nonce: nonce.clone(), path: file.path, timestamp_ms })
@@ -243,5 +248,66 @@ mod tests {
         let conn = rusqlite::Connection::open(db).unwrap();
         let rows: u32 = conn.query_row("SELECT count(*) FROM t", (), |row| row.get(0)).unwrap();
         assert_eq!(rows, 100);
+    }
+
+    /// A host whose activator and app were killed: 2,000 rows durable, and what `then` wrote.
+    async fn killed(then: impl FnOnce(&rusqlite::Connection)) -> World {
+        let mut world = World::new();
+        let app = world.app(4096);
+        insert(&app, 2000, 500);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        insert(&app, 5, 500);
+        world.ship(&mut follower).await;
+        drop(follower);
+        then(&app);
+        // Killed: no last close, no checkpoint.
+        std::mem::forget(app);
+        world
+    }
+
+    async fn fenced(world: &mut World) -> u64 {
+        let txid = world.txid.next();
+        let fence = Fence::image(&world.db(), &world.state(), txid, &nonce("a"), 5).unwrap();
+        let size = fs::metadata(&fence.path).unwrap().len();
+        assert!(matches!(fence.send(&place(world)).await, FenceOutcome::Done { .. }));
+        world.txid = txid;
+        world.assert_restore_is_identical().await;
+        size
+    }
+
+    #[tokio::test]
+    async fn a_place_in_the_wal_that_proves_itself_makes_the_fence_an_increment() {
+        let mut world = killed(|app| {
+            insert(app, 3, 500);
+            app.execute_batch("DELETE FROM t WHERE id = 7").unwrap();
+        })
+        .await;
+        let size = fenced(&mut world).await;
+        assert!(size < 60_000, "an increment: {size}");
+        // Nothing was written: the number is closed all the same.
+        let mut world = killed(|_| ()).await;
+        let size = fenced(&mut world).await;
+        assert!(size < 10_000, "one page: {size}");
+    }
+
+    #[tokio::test]
+    async fn a_wal_that_was_restarted_or_changed_proves_nothing() {
+        let mut world = killed(|app| {
+            for _ in 0..2 {
+                app.query_row("PRAGMA wal_checkpoint(RESTART)", (), |_| Ok(())).unwrap();
+                insert(app, 5, 500);
+            }
+        })
+        .await;
+        let size = fenced(&mut world).await;
+        assert!(size > 1_000_000, "a full image: {size}");
+        // A mark of another L0.
+        let mut world = killed(|app| insert(app, 3, 500)).await;
+        let mark = world.state().join("wal-mark.json");
+        let text = fs::read_to_string(&mark).unwrap();
+        fs::write(&mark, text.replace("\"txid\":2", "\"txid\":1")).unwrap();
+        let size = fenced(&mut world).await;
+        assert!(size > 1_000_000, "a full image: {size}");
     }
 }

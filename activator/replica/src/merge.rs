@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 
+use dormouse_core::ids::Txid;
+
 use crate::ltx::{Decoder, Encoder, Encoding, Header, LtxError, LtxFault, Pgno, Written};
 
 /// Merges files whose TXIDs follow each other; for a page in several, the later file wins, and
@@ -10,6 +12,16 @@ pub fn merge<R: Read, W: Write>(
     inputs: Vec<Decoder<R>>,
     to: W,
     name: &str,
+) -> Result<(W, Header, Written), LtxError> {
+    merge_from(inputs, to, name, None)
+}
+
+/// As [`merge`], under another first TXID: 1 where the first input is a whole image.
+pub fn merge_from<R: Read, W: Write>(
+    inputs: Vec<Decoder<R>>,
+    to: W,
+    name: &str,
+    min: Option<Txid>,
 ) -> Result<(W, Header, Written), LtxError> {
     let fault = |file: &str, why| LtxError {
         file: file.into(),
@@ -30,7 +42,7 @@ pub fn merge<R: Read, W: Write>(
             return Err(fault(after.file(), "another page size than the file before it"));
         }
     }
-    let mut header = Header::new(last.page_size, last.commit, first.min, last.max);
+    let mut header = Header::new(last.page_size, last.commit, min.unwrap_or(first.min), last.max);
     header.timestamp_ms = last.timestamp_ms;
     header.pre_apply = first.pre_apply;
     let mut encoder = Encoder::new(to, name, header, Encoding::Frame)?;
@@ -70,8 +82,6 @@ impl<R: Read> Head<R> {
 
 #[cfg(test)]
 mod tests {
-    use dormouse_core::ids::Txid;
-
     use super::*;
     use crate::ltx::PageSize;
 

@@ -84,7 +84,8 @@ impl<S: Store> Place<S> {
 }
 
 /// `2026-12-01T09:22:47.626Z`: UTC with milliseconds, as Litestream writes it.
-pub(crate) fn rfc3339(ms: i64) -> String {
+#[must_use]
+pub fn rfc3339(ms: i64) -> String {
     let (days, ms_of_day) = (ms.div_euclid(86_400_000), ms.rem_euclid(86_400_000));
     // Civil date of a day number (H. Hinnant, "chrono-compatible low-level date algorithms").
     let z = days + 719_468;
@@ -107,6 +108,51 @@ pub(crate) fn rfc3339(ms: i64) -> String {
     )
 }
 
+/// Milliseconds since 1970 of a time as RFC 3339 has it, UTC or with an offset; none for anything
+/// else, and for dates that no calendar has.
+#[must_use]
+pub fn parse_rfc3339(text: &str) -> Option<i64> {
+    let (date, time) = text.trim().split_once(['T', 't', ' '])?;
+    let mut parts = date.split('-').map(digits);
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    let zone = time.find(['Z', 'z', '+', '-'])?;
+    let (time, zone) = time.split_at(zone);
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut clock = time.split(':').map(digits);
+    let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
+    let is_whole = parts.next().is_none() && clock.next().is_none();
+    let fits = (1..=12).contains(&month) && hour < 24 && minute < 60 && second <= 60;
+    if !is_whole || !fits || fraction.is_empty() || digits(fraction).is_none() {
+        return None;
+    }
+    let millis: String = fraction.chars().chain("000".chars()).take(3).collect();
+    let offset_minutes = match zone {
+        "Z" | "z" => 0,
+        _ => {
+            let (hours, minutes) = zone.get(1..)?.split_once(':')?;
+            let minutes = digits(hours)?.checked_mul(60)?.checked_add(digits(minutes)?)?;
+            if zone.starts_with('-') { -minutes } else { minutes }
+        }
+    };
+    // Day number of a civil date, the inverse of the algorithm above.
+    let from_march = year - i64::from(month <= 2);
+    let era = from_march.div_euclid(400);
+    let year_of_era = from_march.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    let days = era * 146_097 + day_of_era - 719_468;
+    let seconds = days * 86_400 + hour * 3600 + (minute - offset_minutes) * 60 + second;
+    let ms = seconds.checked_mul(1000)?.checked_add(digits(&millis)?)?;
+    // The 31st of a month of 30 days would come back as another day.
+    let day_start = rfc3339(days.checked_mul(86_400_000)?);
+    day_start.starts_with(&format!("{year:04}-{month:02}-{day:02}T")).then_some(ms)
+}
+
+fn digits(text: &str) -> Option<i64> {
+    let plain = !text.is_empty() && text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit());
+    if plain { text.parse().ok() } else { None }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +163,35 @@ mod tests {
         assert_eq!(rfc3339(951_827_696_789), "2000-02-29T12:34:56.789Z");
         assert_eq!(rfc3339(1_796_116_967_626), "2026-12-01T09:22:47.626Z");
         assert_eq!(rfc3339(4_102_444_799_999), "2099-12-31T23:59:59.999Z");
+    }
+
+    #[test]
+    fn times_are_read_back_with_any_fraction_and_zone() {
+        for ms in [0, 951_827_696_789, 1_796_116_967_626, 4_102_444_799_999] {
+            assert_eq!(parse_rfc3339(&rfc3339(ms)), Some(ms));
+        }
+        for (text, ms) in [
+            ("2026-12-01T09:22:47Z", 1_796_116_967_000),
+            ("2026-12-01T09:22:47.6Z", 1_796_116_967_600),
+            ("2026-12-01T09:22:47.626999999Z", 1_796_116_967_626),
+            ("2026-12-01T11:22:47+02:00", 1_796_116_967_000),
+            ("2026-12-01 04:52:47-04:30", 1_796_116_967_000),
+        ] {
+            assert_eq!(parse_rfc3339(text), Some(ms), "{text}");
+        }
+        for bad in [
+            "",
+            "2026-12-01",
+            "2026-13-01T00:00:00Z",
+            "2026-02-30T00:00:00Z",
+            "2026-12-01T24:00:00Z",
+            "2026-12-01T09:22:47",
+            "2026-12-01T09:22Z",
+            "2026-12-01T09:22:47.Z",
+            "2026-12-01T09:22:47+0200",
+            "tomorrow",
+        ] {
+            assert_eq!(parse_rfc3339(bad), None, "{bad}");
+        }
     }
 }

@@ -57,6 +57,9 @@ impl World {
         let Some(file) = follower.spool(next, &nonce, 1_000).unwrap() else { return false };
         self.put(&LtxKey { level: 0, min: next, max: next }, &file.path).await;
         fs::remove_file(&file.path).unwrap();
+        if let Some(mark) = file.mark {
+            mark.save(&self.state()).unwrap();
+        }
         self.txid = next;
         true
     }

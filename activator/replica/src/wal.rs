@@ -130,8 +130,37 @@ impl WalHeader {
         WAL_FRAME_HEADER_LEN + u64::from(self.page_size.get())
     }
 
+    /// Whether the frame before `end` is a commit of this generation with that very checksum.
+    pub fn ends_at(&self, wal: &impl FileExt, end: WalEnd) -> io::Result<bool> {
+        let Some(at) = end.offset.checked_sub(self.frame_len()) else { return Ok(false) };
+        let mut head = [0; FRAME_HEADER];
+        if at < WAL_HEADER_LEN || read_up_to(wal, &mut head, at)? < head.len() {
+            return Ok(false);
+        }
+        let is_commit = be_word(&head, 4) != 0;
+        let salts = Salts(be_word(&head, 8), be_word(&head, 12));
+        let sum = WalSum(be_word(&head, 16), be_word(&head, 20));
+        Ok(is_commit && salts == end.salts && salts == self.salts && sum == end.sum)
+    }
+
     /// Reads on from `from`, an end within this generation; none when no commit follows.
     pub fn scan(&self, wal: &impl FileExt, from: WalEnd) -> io::Result<Option<Scan>> {
+        self.scan_until(wal, from, u64::MAX)
+    }
+
+    /// Where that many frames end.
+    #[must_use]
+    pub fn offset_of(&self, frames: u64) -> u64 {
+        WAL_HEADER_LEN.saturating_add(frames.saturating_mul(self.frame_len()))
+    }
+
+    /// As [`WalHeader::scan`], no further than that offset.
+    pub fn scan_until(
+        &self,
+        wal: &impl FileExt,
+        from: WalEnd,
+        until: u64,
+    ) -> io::Result<Option<Scan>> {
         let frame_len = FRAME_HEADER + self.page_size.buffer_len();
         let mut buffer = vec![0; frame_len * (READ_AHEAD / frame_len).max(1)];
         let mut walk = Walk { header: self, end: from, pending: Vec::new(), found: None };
@@ -141,7 +170,7 @@ impl WalHeader {
             let frames = buffer[..got].chunks_exact(frame_len);
             let whole = got == buffer.len();
             for frame in frames {
-                if !walk.frame(frame) {
+                if walk.end.offset >= until || !walk.frame(frame) {
                     return Ok(walk.found);
                 }
             }

@@ -3,7 +3,7 @@
 use dormouse_core::HostView;
 use dormouse_core::effect::TakeoverEnd;
 use dormouse_core::event::{Cause, Event, HostSeed, Policy};
-use dormouse_core::ids::{BoxName, Slot};
+use dormouse_core::ids::{BoxName, Host, Slot};
 use dormouse_core::time::Nanos;
 use dormouse_instances::Containment;
 use dormouse_link::config::App;
@@ -12,12 +12,14 @@ use dormouse_registry::{Route, canonical_host};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::drill::DrillStatus;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
 use super::replica::HostReplica;
 use super::store::told;
 use dormouse_replica::clock;
+use dormouse_replica::put::Place;
 
 /// Names below the store's prefix that are not hosts'.
 const RESERVED: [&str; 2] = ["sessions", "probe"];
@@ -36,13 +38,24 @@ pub(crate) enum Ask {
     Metrics,
     Cost,
     Host(String),
-    Add { host: String, app: String },
+    Add {
+        host: String,
+        app: String,
+    },
     Remove(String),
     Wake(String),
     Sleep(String),
-    Wait { host: String, state: String },
+    Wait {
+        host: String,
+        state: String,
+    },
     Takeover(String),
-    Hibernate { host: String, on: bool },
+    Hibernate {
+        host: String,
+        on: bool,
+    },
+    /// Of our own drills: which host is next.
+    NextDrill(oneshot::Sender<Option<String>>),
 }
 
 /// What is told: an HTTP status and a body.
@@ -106,6 +119,10 @@ pub(crate) struct HostStatus {
     pub(crate) lag_ms: Option<u64>,
     /// What the replica is doing.
     pub(crate) replica: Option<String>,
+    /// Bytes that were written and are not in the store yet, as far as they are known.
+    pub(crate) behind_bytes: Option<u64>,
+    /// How its last drill ended.
+    pub(crate) drill: Option<DrillStatus>,
     /// Unix milliseconds of the next due time.
     pub(crate) due_ms: Option<u64>,
     /// It sleeps, and its local copy may be ahead of the store.
@@ -184,6 +201,12 @@ impl Driver {
                 }
                 Err(refused) => refused,
             },
+            Ask::NextDrill(next) => {
+                let names = self.hosts.values().map(|hosted| &hosted.host);
+                // The drills may have ended.
+                next.send(self.parts.drills.next(names)).ok();
+                return;
+            }
             Ask::Wake(host) => self.on_host(&host, |slot| Event::Requested(slot, Cause::Operator)),
             Ask::Sleep(host) => self.on_host(&host, Event::Rest),
             Ask::Remove(host) => match self.find(&host) {
@@ -237,6 +260,7 @@ impl Driver {
             | Ask::Sleep(_)
             | Ask::Hibernate { .. }
             | Ask::Wait { .. }
+            | Ask::NextDrill(_)
             | Ask::Takeover(_) => Reply::message(503, "the activator is starting: ask again"),
         };
         command.reply.send(answer).ok();
@@ -322,12 +346,15 @@ impl Driver {
             asks_due: app.next_due.is_some(),
         };
         let replica = HostReplica::new(
-            self.parts.store.clone(),
-            self.parts.prefix.clone(),
-            &route.host,
+            Place {
+                store: self.parts.store.clone(),
+                prefix: self.parts.prefix.clone(),
+                host: Host(route.host.clone()),
+            },
             self.parts.paths.database(&route.host, &app),
             self.parts.paths.state_dir(&route.host),
             &app,
+            self.parts.rules.clone(),
             Nanos(self.parts.config.sleep.sync.as_nanos()),
         );
         let hosted = Hosted {
@@ -403,7 +430,9 @@ impl Driver {
             idle_s: (state == "awake").then_some(idle_ns / dormouse_core::time::SECOND_NS),
             durable_txid: replica.as_ref().map(|replica| replica.durable_txid),
             lag_ms: replica.as_ref().map(|replica| replica.lag_ms),
+            behind_bytes: replica.as_ref().map(|replica| replica.behind_bytes),
             replica: replica.map(|replica| replica.state),
+            drill: self.parts.drills.of(&hosted.host),
             due_ms: due.map(|due| due.0),
             unsynced,
             problem,

@@ -20,13 +20,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use super::commands::{Command, Reply, Wait};
+use super::drill::Drills;
 use super::edge::Edge;
 use super::history::History;
 use super::journal::Journal;
 use super::link::LinkEvent;
 use super::paths::Paths;
 use super::records::Records;
-use super::replica::HostReplica;
+use super::replica::{HostReplica, Rules};
 use dormouse_replica::clock;
 
 /// What reaches the loop.
@@ -56,6 +57,8 @@ pub(crate) struct Parts {
     pub(crate) nursery: Nursery,
     pub(crate) edge: Edge,
     pub(crate) watcher: Watcher,
+    pub(crate) rules: Rules,
+    pub(crate) drills: Drills,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }
 

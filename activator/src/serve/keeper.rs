@@ -5,12 +5,13 @@ use dormouse_core::event::{Event, Saved};
 use dormouse_core::ids::{Slot, Txid};
 use dormouse_core::position::RemoteTip;
 use dormouse_core::time::Deadline;
+use dormouse_replica::levels::Inventory;
 use dormouse_replica::replica::{self as running, Running};
-use dormouse_replica::{compact, position_file, spool};
+use dormouse_replica::{clock, compact, position_file};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::driver::Input;
-use super::replica::{HostReplica, blocking, wall_ms};
+use super::replica::{HostReplica, blocking};
 
 /// The last sync is asked for, once.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ pub(crate) async fn keep(
             finish = asked.recv() => {
                 let Some(Finish { reply }) = finish else { return running.abandon() };
                 let saved = tokio::select! {
-                    saved = last_sync(&host, &running, before) => saved,
+                    saved = last_sync(&host, &running, before, &attach.deadline) => saved,
                     _ = &mut ended => return running.abandon(),
                 };
                 let saved = if stood_down { Saved::StoodDown } else { saved };
@@ -74,10 +75,16 @@ pub(crate) async fn keep(
 }
 
 /// The last sync, and what keeps the next restore cheap.
-async fn last_sync(host: &HostReplica, running: &Running, before: Txid) -> Saved {
+async fn last_sync(
+    host: &HostReplica,
+    running: &Running,
+    before: Txid,
+    deadline: &watch::Receiver<Deadline>,
+) -> Saved {
     let finished = running.finish(host.sync_budget).await;
     if finished.clean && finished.txid != before {
-        compact_closed(host, finished.txid).await;
+        let deadline = *deadline.borrow();
+        compact_closed(host, finished.txid, deadline).await;
     }
     saved(finished)
 }
@@ -94,23 +101,35 @@ fn saved(finished: running::Finished) -> Saved {
 }
 
 /// Keeps the next restore cheap; only after a visit that uploaded something.
-async fn compact_closed(host: &HostReplica, txid: Txid) {
+async fn compact_closed(host: &HostReplica, txid: Txid, deadline: Deadline) {
     let state_dir = host.state_dir.clone();
-    let loaded =
-        blocking(move || position_file::load(&state_dir).map_err(|error| error.to_string()));
-    let Ok(Some(position)) = loaded.await else { return };
+    let loaded = blocking(move || {
+        let position = position_file::load(&state_dir).map_err(|error| error.to_string())?;
+        let left =
+            position.as_ref().and_then(|p| Inventory::take(&state_dir, p.generation, p.txid));
+        Ok((position, left))
+    });
+    let Ok((Some(position), left)) = loaded.await else { return };
     let page_size = dormouse_replica::ltx::PageSize::new(position.page_size);
     let (Some(page_size), true) = (page_size, position.clean) else { return };
     let closed = compact::Closed {
         database: host.database.clone(),
         state_dir: host.state_dir.clone(),
+        generation: position.generation,
         txid,
         page_size,
         page_count: position.page_count,
-        timestamp_ms: wall_ms(),
     };
-    let Ok(nonce) = spool::fresh_nonce() else { return };
-    match compact::compact(&host.place, &closed, &nonce).await {
+    // No renewal reaches this one: what does not fit into the session waits for the next visit.
+    let (_ends_with_us, deadline) = watch::channel(Some(deadline));
+    let terms = compact::Terms {
+        settings: host.rules.levels,
+        budget: host.rules.budget.clone(),
+        deadline,
+        clock: clock::system_now,
+    };
+    let inventory = left.unwrap_or_else(Inventory::unknown);
+    match compact::compact(&host.place, &closed, inventory, &terms).await {
         Ok(done) => tracing::debug!(host = %host.place.host, ?done, "compacted"),
         Err(error) => tracing::warn!(host = %host.place.host, %error, "not compacted"),
     }

@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::drill::Outcome;
 use super::driver::Driver;
+use super::replica::ReplicaStatus;
 use dormouse_replica::clock;
 use dormouse_store::Count;
 
 /// One figure of a line of the ledger.
-type Figure = fn(&Count) -> u64;
+type CostFigure = fn(&Count) -> u64;
+
+/// A metric of a replica: its name, and how to read it.
+type Figure = (&'static str, fn(&ReplicaStatus) -> u64);
 
 impl Driver {
     pub(crate) fn metrics(&self) -> String {
@@ -30,6 +35,7 @@ impl Driver {
         line(&mut text, "dormouse_hosts_unsynced", "gauge", "", unsynced);
         let live = self.core.session(clock::system_now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
+        self.replica_metrics(&mut text);
         self.proxy_metrics(&mut text);
         self.store_metrics(&mut text);
         text
@@ -49,7 +55,7 @@ impl Driver {
                 *total = total.plus(count);
             }
         }
-        let figures: [(&str, Figure); 3] = [
+        let figures: [(&str, CostFigure); 3] = [
             ("dormouse_store_requests_total", |count| count.requests),
             ("dormouse_store_sent_bytes_total", |count| count.sent_bytes),
             ("dormouse_store_received_bytes_total", |count| count.received_bytes),
@@ -60,6 +66,54 @@ impl Driver {
                 let labels = format!("{{operation=\"{operation}\",of=\"{of}\"}}");
                 value(text, name, &labels, read(count));
             }
+        }
+    }
+
+    /// How far each awake host's replica is, levels, and drills.
+    fn replica_metrics(&self, text: &mut String) {
+        let replicas: Vec<_> = self
+            .hosts
+            .values()
+            .filter_map(|hosted| Some((&hosted.host, hosted.replica.status()?)))
+            .collect();
+        head(text, "dormouse_replica_lag_seconds", "gauge");
+        for (host, replica) in &replicas {
+            let (seconds, millis) = (replica.lag_ms / 1000, replica.lag_ms % 1000);
+            // Writing to a String cannot fail.
+            writeln!(text, "dormouse_replica_lag_seconds{{host=\"{host}\"}} {seconds}.{millis:03}")
+                .ok();
+        }
+        let figures: [Figure; 3] = [
+            ("dormouse_replica_behind_bytes", |replica| replica.behind_bytes),
+            ("dormouse_replica_durable_txid", |replica| replica.durable_txid),
+            ("dormouse_replica_stalled", |replica| u64::from(replica.stalled)),
+        ];
+        for (name, figure) in figures {
+            head(text, name, "gauge");
+            for (host, replica) in &replicas {
+                value(text, name, &format!("{{host=\"{host}\"}}"), figure(replica));
+            }
+        }
+        let budget = &self.parts.rules.budget;
+        for (name, count) in [
+            ("levels_written", budget.written()),
+            ("levels_failed", budget.failed()),
+            ("levels_deleted", budget.deleted()),
+        ] {
+            line(text, &format!("dormouse_{name}_total"), "counter", "", count);
+        }
+        head(text, "dormouse_drills_total", "counter");
+        for outcome in Outcome::ALL {
+            let labels = format!("{{outcome=\"{}\"}}", outcome.word());
+            value(text, "dormouse_drills_total", &labels, self.parts.drills.count(outcome));
+        }
+        let name = "dormouse_drill_timestamp_seconds";
+        head(text, name, "gauge");
+        for hosted in self.hosts.values() {
+            let Some(drill) = self.parts.drills.of(&hosted.host) else { continue };
+            let (host, outcome) = (&hosted.host, drill.outcome.word());
+            let seconds = u64::try_from(drill.at_ms / 1000).unwrap_or(0);
+            value(text, name, &format!("{{host=\"{host}\",outcome=\"{outcome}\"}}"), seconds);
         }
     }
 

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
-use dormouse_core::ids::{Generation, Host, Nonce, Slot, Txid};
+use dormouse_core::ids::{Generation, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
-use dormouse_link::config::{App, Replication};
+use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{self, CheckpointStyle, FollowError};
+use dormouse_replica::follow::{self, CheckpointStyle, FollowError, Limits};
+use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
@@ -47,6 +48,7 @@ pub(crate) struct HostReplica {
     pub(crate) database: PathBuf,
     pub(crate) state_dir: PathBuf,
     upload: UploadSettings,
+    pub(crate) rules: Rules,
     pub(crate) sync_budget: Nanos,
     set_wal: bool,
     stage: Arc<Mutex<Stage>>,
@@ -57,25 +59,58 @@ pub(crate) struct HostReplica {
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
 }
 
+/// By what rules the replicas of this box are kept. Clones share the budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) levels: LevelSettings,
+    pub(crate) budget: Budget,
+    pub(crate) limits: Limits,
+}
+
+impl Rules {
+    pub(crate) fn of(config: &config::Replica) -> Self {
+        let ms = |span: Span| i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+        let bytes = |mib: u32| u64::from(mib) << 20;
+        let levels = LevelSettings {
+            windows_ms: [ms(config.level_1), ms(config.level_2), ms(config.level_3)],
+            snapshot_ms: ms(config.snapshot),
+            l0_retention_ms: ms(config.l0_retention),
+            retention_ms: ms(config.retention),
+            local_bytes_max: bytes(config.local_mib),
+            ..LevelSettings::default()
+        };
+        let limits = Limits {
+            wal_bytes_max: bytes(config.wal_max_mib),
+            disk_free_min: bytes(config.disk_free_min_mib),
+        };
+        Self { levels, budget: Budget::default(), limits }
+    }
+}
+
 /// What `status` shows of it.
 #[derive(Debug)]
 pub(crate) struct ReplicaStatus {
     pub(crate) durable_txid: u64,
     pub(crate) lag_ms: u64,
+    pub(crate) behind_bytes: u64,
+    /// Something is in the way: `state` says what.
+    pub(crate) stalled: bool,
     pub(crate) state: String,
 }
+
+/// An upload that is not answered for so long is told, whatever its own time-out is.
+const UNANSWERED: Nanos = Nanos::from_secs(3);
 
 /// The unfinished restore inside it.
 const UNFINISHED: &str = "restore.tmp";
 
 impl HostReplica {
     pub(crate) fn new(
-        store: AnyStore,
-        prefix: String,
-        host: &str,
+        place: Place<AnyStore>,
         database: PathBuf,
         state_dir: PathBuf,
         app: &App,
+        rules: Rules,
         sync_budget: Nanos,
     ) -> Self {
         let class = match app.replication {
@@ -84,10 +119,11 @@ impl HostReplica {
             Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
         };
         Self {
-            place: Place { store, prefix, host: Host(host.to_owned()) },
+            place,
             database,
             state_dir,
             upload: UploadSettings { class, ..UploadSettings::default() },
+            rules,
             sync_budget,
             set_wal: app.set_wal,
             stage: Arc::default(),
@@ -114,17 +150,35 @@ impl HostReplica {
 
     pub(crate) fn status(&self) -> Option<ReplicaStatus> {
         let status = self.peek()?;
-        let now = clock::system_now().mono;
-        let lag_ns = status.behind_since.map_or(0, |since| now.since(since).0);
-        let state = match (status.state, status.trouble) {
-            (State::Following, None) => "following".to_owned(),
-            (State::Following, Some(trouble)) => format!("stalled: {trouble}"),
-            (State::Detached { reason }, _) => format!("detached: {reason}"),
-            (State::StoodDown, _) => "stood down: another writer owns the replica".to_owned(),
+        let now = clock::system_now();
+        let lag_ns = status.behind_since.map_or(0, |since| now.mono.since(since).0);
+        let unanswered = status.asked_since.map(|since| now.mono.since(since));
+        let unanswered = unanswered.filter(|waited| *waited >= UNANSWERED);
+        let is_behind = status.behind_since.is_some();
+        let is_over = status.deadline.is_some_and(|deadline| deadline.passed(now));
+        let (stalled, state) = match (status.state, status.trouble, unanswered) {
+            (State::StoodDown, ..) => {
+                (true, "stood down: another writer owns the replica".to_owned())
+            }
+            (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
+            (State::Following, ..) if is_behind && is_over => {
+                (true, "stalled: this box's session is not renewed, uploads wait for it".to_owned())
+            }
+            (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),
+            (State::Following, None, Some(waited)) => {
+                let seconds = waited.0 / dormouse_core::time::SECOND_NS;
+                (true, format!("stalled: the store has not answered an upload for {seconds} s"))
+            }
+            (State::Following, None, None) => {
+                let trouble = status.compaction.map(|why| format!("; {why}"));
+                (false, format!("following{}", trouble.unwrap_or_default()))
+            }
         };
         Some(ReplicaStatus {
             durable_txid: status.durable.0,
             lag_ms: lag_ns / dormouse_core::time::MILLI_NS,
+            behind_bytes: status.behind_bytes,
+            stalled,
             state,
         })
     }
@@ -357,6 +411,9 @@ impl HostReplica {
             upload: self.upload,
             // Nothing is known of the app's SQLite: it may have the WAL-reset race.
             checkpoints: CheckpointStyle::BarrierThroughout,
+            limits: self.rules.limits,
+            levels: self.rules.levels,
+            budget: self.rules.budget.clone(),
             clock: clock::system_now,
         };
         let base = match base {
@@ -477,7 +534,9 @@ fn failed(problem: ReplicaProblem) -> Answer {
 fn of_restore(error: RestoreError) -> ReplicaProblem {
     match error {
         RestoreError::Read(error) => ReplicaProblem::Store(records::problem(&error)),
-        RestoreError::Io { .. } => ReplicaProblem::Local(error.to_string()),
+        RestoreError::Io { .. } | RestoreError::NoRoom { .. } => {
+            ReplicaProblem::Local(error.to_string())
+        }
         RestoreError::Empty
         | RestoreError::Gap { .. }
         | RestoreError::Unreached { .. }

@@ -28,6 +28,14 @@ pub(crate) struct StoreIdentity {
     hint: &'static str,
 }
 
+/// Opens the store that this box has used until now, and asks it whether it can fence at all.
+pub(crate) async fn known(config: &Config, path: &Path) -> anyhow::Result<AnyStore> {
+    let (store, identity) = open_store(config).await?;
+    is_known(&identity, path)?;
+    probe_until_open(&store).await?;
+    Ok(store)
+}
+
 /// Opens the configured store. It can be read from; writes wait for [`AnyStore::probe`].
 pub(crate) async fn open_store(config: &Config) -> anyhow::Result<(AnyStore, StoreIdentity)> {
     match (config.kind, &config.path, &config.bucket) {
@@ -70,7 +78,7 @@ fn s3_settings(config: &Config, bucket: &str) -> S3Settings {
 
 /// A box goes on with the store that it began with: another one, or one whose disk is not mounted,
 /// would look like a store where every replica is gone.
-pub(crate) fn is_known(store: &StoreIdentity, path: &Path) -> anyhow::Result<()> {
+fn is_known(store: &StoreIdentity, path: &Path) -> anyhow::Result<()> {
     match fs::read_to_string(path) {
         Ok(known) if known == store.text => Ok(()),
         Ok(_) => bail!(
@@ -88,7 +96,7 @@ pub(crate) fn is_known(store: &StoreIdentity, path: &Path) -> anyhow::Result<()>
 
 /// Probes the store, and goes on in the background while it does not open: the activator starts
 /// without it, holds what it must, and says why. A store that ignores conditions is an error.
-pub(crate) async fn probe_until_open(store: &AnyStore) -> anyhow::Result<()> {
+async fn probe_until_open(store: &AnyStore) -> anyhow::Result<()> {
     // A store that does not answer must not hold up proxies that wait for this activator.
     let first = tokio::time::timeout(FIRST_PROBE, store.probe()).await;
     match first.unwrap_or_else(|_| store.gate()) {

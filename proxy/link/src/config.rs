@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 mod check;
+mod replica;
 mod span;
 
 pub use check::ConfigError;
+pub use replica::{Drill, Replica};
 pub use span::Span;
 
 /// The whole file.
@@ -34,6 +36,10 @@ pub struct Config {
     pub wake: Wake,
     /// Bounds of one sleep.
     pub sleep: Sleep,
+    /// How databases are kept in the store.
+    pub replica: Replica,
+    /// Restores for practice.
+    pub drill: Drill,
     /// Apps by name.
     #[serde(rename = "app")]
     pub apps: BTreeMap<String, App>,

@@ -117,6 +117,12 @@ impl World {
         self.dir.path().join(name)
     }
 
+    /// The folder that all of it lies in.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// A host's database.
     #[must_use]
     pub fn database(&self, host: &str) -> PathBuf {

@@ -93,11 +93,9 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
     ensure!(restored(&second)? == ["one", "two"], "no upload of the first box was accepted");
     let fork = problem(&first)?;
     let fork = fork.rsplit(' ').next().context("a fork's name")?;
-    let database = rusqlite::Connection::open_with_flags(
-        fork,
-        rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE,
-    )
-    .with_context(|| fork.to_owned())?;
+    let database =
+        rusqlite::Connection::open_with_flags(fork, rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE)
+            .with_context(|| fork.to_owned())?;
     let rows: i64 = database
         .query_row("SELECT count(*) FROM entries WHERE name = 'late'", (), |row| row.get(0))
         .with_context(|| fork.to_owned())?;

@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::cores::{self, Cores};
 use super::{Row, quantile};
 use crate::shell::{cargo, run as run_command};
 use crate::tools;
 
-mod cores;
 mod load;
 mod peers;
 mod upstream;
 
-use cores::Cores;
 use load::Load;
 use peers::{Place, Target};
 use upstream::Upstream;

@@ -3,9 +3,7 @@
 use alloc::format;
 use alloc::string::String;
 
-use super::{
-    Context, HostEntry, Lease, LeasePut, LeaseStep, Purpose, RETRY_AFTER, State, Tip, Wake,
-};
+use super::{Context, HostEntry, Lease, Purpose, RETRY_AFTER, State, Tip, Wake};
 use crate::effect::{Effect, Expect, Reason, RecordKey};
 use crate::event::{Answer, Got, StoreProblem, Wrote};
 use crate::ids::{ETag, Generation, Txid};
@@ -13,7 +11,63 @@ use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::settings::TakeoverMode;
 use crate::shared::Shared;
-use crate::time::Mono;
+use crate::time::{Mono, Nanos};
+
+#[derive(Clone, Debug, Hash)]
+pub(crate) enum LeaseStep {
+    /// The session is not live (or not renewed) yet.
+    AwaitSession,
+    Reading,
+    /// Whose session is it, and is it over?
+    OwnerSession {
+        record: HostRecord,
+        etag: ETag,
+    },
+    /// Fencing the owner's session, which is dead.
+    Overthrowing {
+        record: HostRecord,
+        etag: ETag,
+    },
+    /// Whether that fence stands is read again.
+    AskingAgain {
+        record: HostRecord,
+        etag: ETag,
+        until: Mono,
+    },
+    Putting {
+        put: LeasePut,
+    },
+    /// Read back: is the record's nonce ours?
+    Checking {
+        put: LeasePut,
+    },
+    Pausing {
+        put: LeasePut,
+        until: Mono,
+    },
+}
+
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct LeasePut {
+    pub(crate) record: HostRecord,
+    pub(crate) before: Option<HostRecord>,
+    pub(crate) expect: Expect,
+    pub(crate) pause: Nanos,
+}
+
+impl LeaseStep {
+    /// Whether a write was sent whose outcome is not definite.
+    pub(super) const fn is_sent(&self) -> bool {
+        match self {
+            Self::Putting { .. } | Self::Checking { .. } | Self::Pausing { .. } => true,
+            Self::AwaitSession
+            | Self::Reading
+            | Self::OwnerSession { .. }
+            | Self::Overthrowing { .. }
+            | Self::AskingAgain { .. } => false,
+        }
+    }
+}
 
 impl HostEntry {
     pub(super) fn begin_lease(&mut self, wake: Wake, ctx: &mut Context<'_>) {

@@ -10,7 +10,7 @@ use rusqlite::Connection;
 
 use super::error::FollowError;
 use super::{CHECKPOINT_PAGES, Follower, ImageWhy, Place, Source};
-use crate::ltx::WAL_FRAME_HEADER_LEN;
+use crate::ltx::{WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 
 /// What may run while the app writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Follower {
         self.poll()?;
         self.carry_pending()?;
         let Place::Held(end) = self.place else { return Ok(()) };
-        let is_complete = self.relock()?;
+        let (is_complete, _) = self.relock()?;
         self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
         self.locked_at = end.offset;
         self.blocks_backfill = is_complete;
@@ -111,8 +111,8 @@ impl Follower {
     }
 
     /// Under the barrier: drops the read lock, backfills, takes it again. Whether every frame is
-    /// in the database file now.
-    pub(super) fn relock(&mut self) -> Result<bool, FollowError> {
+    /// in the database file now, and how many frames `SQLite` knows of, if it told.
+    pub(super) fn relock(&mut self) -> Result<(bool, Option<u64>), FollowError> {
         let result = self.try_relock();
         if result.is_err() {
             self.lose(ImageWhy::LockLost);
@@ -120,16 +120,19 @@ impl Follower {
         result
     }
 
-    fn try_relock(&self) -> Result<bool, FollowError> {
+    fn try_relock(&self) -> Result<(bool, Option<u64>), FollowError> {
         if !self.reader.is_autocommit() {
             self.database.run(&self.reader, "read lock", "COMMIT")?;
         }
-        let copied = self.database.checkpoint(&self.reader, "PASSIVE");
+        let copied = self.database.checkpoint_counted(&self.reader, "PASSIVE");
         self.database.lock(&self.reader)?;
         match copied {
-            Ok(is_complete) => Ok(is_complete),
+            Ok((_, frames)) if self.frames().is_some_and(|ours| ours != frames) => {
+                Err(self.other_frames(frames))
+            }
+            Ok((is_complete, frames)) => Ok((is_complete, Some(frames))),
             // Another checkpoint of the app runs.
-            Err(FollowError::Locked { .. }) => Ok(false),
+            Err(FollowError::Locked { .. }) => Ok((false, None)),
             Err(error) => Err(error),
         }
     }
@@ -173,14 +176,51 @@ impl Follower {
         Ok(())
     }
 
+    /// Frames of the WAL that were followed, where there are any.
+    fn frames(&self) -> Option<u64> {
+        match self.place {
+            Place::Held(end) | Place::Sealed(end) => {
+                let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
+                Some(end.offset.saturating_sub(WAL_HEADER_LEN) / frame)
+            }
+            Place::Fresh | Place::Lost(_) => None,
+        }
+    }
+
+    fn other_frames(&self, frames: u64) -> FollowError {
+        let ours = self.frames().unwrap_or(0);
+        let why = format!("SQLite knows {frames} frames, {ours} were followed");
+        FollowError::io(self.database.wal_path(), std::io::Error::other(why))
+    }
+
+    /// A writer that is killed between its last frame and telling the other processes of it leaves
+    /// a commit in the WAL that we followed and that nobody else sees. The app is gone: as the
+    /// first to open the database again, we make `SQLite` read the WAL as a crash does, and see it.
+    fn recover(&mut self) -> Result<(), FollowError> {
+        let Some(ours) = self.frames() else { return Ok(()) };
+        let (_, frames) = self.database.checkpoint_counted(&self.reader, "PASSIVE")?;
+        if frames == ours {
+            return Ok(());
+        }
+        let gone = Connection::open_in_memory()
+            .map_err(|error| FollowError::sqlite(self.database.path(), "open", error))?;
+        drop(std::mem::replace(&mut self.reader, gone));
+        self.reader = self.database.connect()?;
+        self.database.lock(&self.reader)?;
+        self.database.run(&self.reader, "read lock", "COMMIT")?;
+        let (_, frames) = self.database.checkpoint_counted(&self.reader, "PASSIVE")?;
+        if frames == ours { Ok(()) } else { Err(self.other_frames(frames)) }
+    }
+
     /// After the app is gone and everything is durable: empties the WAL for good and closes.
     /// The database file then is what the newest L0 says.
-    pub fn close_clean(self) -> Result<(), FollowError> {
+    pub fn close_clean(mut self) -> Result<(), FollowError> {
         use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-        let Self { reader, database, page_size, page_count, .. } = self;
-        if !reader.is_autocommit() {
-            database.run(&reader, "read lock", "COMMIT")?;
+        if !self.reader.is_autocommit() {
+            self.database.run(&self.reader, "read lock", "COMMIT")?;
         }
+        self.recover()?;
+        let Self { reader, database, page_size, page_count, .. } = self;
         if !database.checkpoint(&reader, "TRUNCATE")? {
             return Err(FollowError::Locked { path: database.path().to_owned() });
         }

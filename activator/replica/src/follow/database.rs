@@ -13,7 +13,7 @@ use std::time::Duration;
 use nix::libc::O_NOFOLLOW;
 use nix::sys::statfs;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
+use rusqlite::{Connection, OpenFlags};
 
 use super::error::FollowError;
 use crate::ltx::{PageSize, Pgno};
@@ -66,6 +66,10 @@ impl Database {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(crate) const fn inode(&self) -> u64 {
+        self.inode
     }
 
     pub(crate) fn wal_path(&self) -> &Path {
@@ -159,8 +163,6 @@ impl Database {
         Ok(conn)
     }
 
-    /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
-    /// the app holds on.
     /// Sets the mode that is kept in the file's header.
     pub(crate) fn switch_to_wal(&self) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "switch to WAL", error);
@@ -171,6 +173,8 @@ impl Database {
         if mode == "wal" { Ok(()) } else { Err(FollowError::NotWal { path: self.path.clone() }) }
     }
 
+    /// Keeps every other writer out until `ROLLBACK`; [`FollowError::Locked`] when a writer of
+    /// the app holds on.
     pub(crate) fn barrier(&self, conn: &mut Connection) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "write barrier", error);
         conn.busy_handler(Some(wait_for_gap)).map_err(fail)?;
@@ -181,11 +185,8 @@ impl Database {
     pub(crate) fn lock(&self, conn: &Connection) -> Result<(), FollowError> {
         let fail = |error| FollowError::sqlite(&self.path, "read lock", error);
         conn.execute_batch("BEGIN").map_err(fail)?;
-        // An empty schema gives no row, and the lock all the same.
-        conn.query_row("SELECT 1 FROM sqlite_schema LIMIT 1", (), |_| Ok(()))
-            .optional()
-            .map(|_| ())
-            .map_err(fail)
+        // Reads the header alone: a question about the schema would keep all of it in memory.
+        conn.query_row("PRAGMA schema_version", (), |_| Ok(())).map_err(fail)
     }
 
     pub(crate) fn run(
@@ -199,13 +200,23 @@ impl Database {
 
     /// Runs a checkpoint; whether it copied every frame.
     pub(crate) fn checkpoint(&self, conn: &Connection, mode: &str) -> Result<bool, FollowError> {
+        let (is_complete, _) = self.checkpoint_counted(conn, mode)?;
+        Ok(is_complete)
+    }
+
+    /// As [`Database::checkpoint`]; with the frames that `SQLite` knows of.
+    pub(crate) fn checkpoint_counted(
+        &self,
+        conn: &Connection,
+        mode: &str,
+    ) -> Result<(bool, u64), FollowError> {
         let row: (i64, i64, i64) = conn
             .query_row(&format!("PRAGMA wal_checkpoint({mode})"), (), |row| {
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?))
             })
             .map_err(|error| FollowError::sqlite(&self.path, "checkpoint", error))?;
         let (busy, log, copied) = row;
-        Ok(busy == 0 && log == copied)
+        Ok((busy == 0 && log == copied, u64::try_from(log).unwrap_or(0)))
     }
 
     pub(crate) fn page_count(&self, conn: &Connection) -> Result<u32, FollowError> {

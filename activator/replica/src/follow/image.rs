@@ -28,9 +28,10 @@ impl Follower {
             }
         }
         self.database.barrier(&mut barrier)?;
-        let is_complete = self.relock()?;
-        let page_count = self.database.page_count(&self.reader)?;
-        let scan = self.whole_wal()?;
+        let (is_complete, known) = self.relock()?;
+        // By the connection that goes: the question makes it keep the schema.
+        let page_count = self.database.page_count(&barrier)?;
+        let scan = self.whole_wal(known)?;
         let end = scan.as_ref().map(|scan| scan.end);
         let (frames, place) = match scan {
             // All frames are in the file, which nobody can change now: our lock is the one of a
@@ -47,11 +48,15 @@ impl Follower {
         Ok((Image { frames, page_count, end }, place))
     }
 
-    fn whole_wal(&self) -> Result<Option<Scan>, FollowError> {
+    /// What `SQLite` knows of the WAL: a killed writer may have left a commit behind that.
+    fn whole_wal(&self, frames: Option<u64>) -> Result<Option<Scan>, FollowError> {
         let Some(wal) = self.database.open_wal()? else { return Ok(None) };
         let fail = |error| FollowError::io(self.database.wal_path(), error);
         match WalHeader::read(&wal).map_err(fail)? {
-            Some(header) => header.scan(&wal, header.start()).map_err(fail),
+            Some(header) => {
+                let until = frames.map_or(u64::MAX, |frames| header.offset_of(frames));
+                header.scan_until(&wal, header.start(), until).map_err(fail)
+            }
             None => Ok(None),
         }
     }

@@ -12,6 +12,7 @@ mod checkpoint;
 mod database;
 mod error;
 mod image;
+mod mark;
 mod write;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use rusqlite::Connection;
 pub use checkpoint::CheckpointStyle;
 pub(crate) use database::{Database, wal_path};
 pub use error::FollowError;
+pub use mark::WalMark;
 
 use crate::ltx::{PageSize, Pgno};
 use crate::wal::{WalEnd, WalHeader};
@@ -110,6 +112,8 @@ pub struct SpooledFile {
     pub is_image: bool,
     /// Pages of the database after it.
     pub page_count: u32,
+    /// Where it ends in the WAL; none when it is the whole database and there was no WAL.
+    pub mark: Option<WalMark>,
 }
 
 /// Switches a database that no app has open to WAL mode; true when it was in another mode, and the
@@ -185,6 +189,25 @@ impl Follower {
         })
     }
 
+    /// As [`Follower::open`] after a gap: the next L0 is an increment exactly when `mark`, that of
+    /// the newest acknowledged L0, proves itself.
+    pub fn open_at(
+        path: &Path,
+        state_dir: &Path,
+        mark: Option<&WalMark>,
+        style: CheckpointStyle,
+    ) -> Result<Self, FollowError> {
+        let mut follower = Self::open(path, state_dir, false, style)?;
+        let Some(mark) = mark else { return Ok(follower) };
+        // Under the read lock: what is proven now holds from now on.
+        if let Some(end) = mark.proven(&follower.database)? {
+            follower.place = Place::Held(end);
+            follower.locked_at = end.offset;
+            follower.page_count = mark.page_count;
+        }
+        Ok(follower)
+    }
+
     /// Other bounds than the default ones.
     pub const fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
@@ -209,6 +232,12 @@ impl Follower {
     #[must_use]
     pub const fn page_size(&self) -> PageSize {
         self.page_size
+    }
+
+    /// Bytes of WAL that were read and that no L0 holds yet.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending.as_ref().map_or(0, |pending| pending.end.offset.saturating_sub(pending.from))
     }
 
     /// There are commits (or an image) for the next L0.
@@ -246,6 +275,11 @@ impl Follower {
         };
         if wal.metadata().map_err(fail)?.len() < from.offset {
             self.lose(ImageWhy::WalGone);
+            return Ok(true);
+        }
+        if from.offset > header.start().offset && !header.ends_at(&wal, from).map_err(fail)? {
+            // A commit that nobody was told of, and that another writer has overwritten.
+            self.lose(ImageWhy::Generation);
             return Ok(true);
         }
         let scan = header.scan(&wal, from).map_err(fail)?;

@@ -314,6 +314,108 @@ async fn past_a_bound_the_lock_is_let_go_and_a_full_image_follows() {
     }
 }
 
+#[tokio::test]
+async fn every_l0_is_one_that_stock_replicate_can_go_on_from() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    for _ in 0..6 {
+        insert(&app, 40, 900);
+        world.ship(&mut follower).await;
+        follower.seal().unwrap();
+    }
+    drop(app);
+    follower.close_clean().unwrap();
+    let mut follower = world.follow(true);
+    let app = world.app(4096);
+    insert(&app, 1, 1);
+    world.ship(&mut follower).await;
+    for txid in 1..=world.txid.0 {
+        let file = std::fs::File::open(world.ltx_path(0, txid, txid)).unwrap();
+        let header = *crate::ltx::Decoder::new(BufReader::new(file), "l0").unwrap().header();
+        assert_eq!((header.min, header.max), (Txid(txid), Txid(txid)));
+        // Below 32 stock computes a frame before the first, for ever.
+        assert!(header.wal_offset >= 32, "{header:?}");
+        assert_eq!(header.pre_apply, 0, "a checksum that is tracked fails stock's restore");
+    }
+}
+
+#[tokio::test]
+async fn an_app_that_is_killed_and_never_closes_loses_nothing() {
+    let mut world = World::new();
+    drop(world.app(4096));
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    let mut child = child("write", &world.db());
+    for _ in 0..5 {
+        world.ship(&mut follower).await;
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    world.ship(&mut follower).await;
+    assert_eq!(follower.image_needed(), None);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
+}
+
+/// A commit whose writer was killed before it told the wal-index: valid frames in the WAL that no
+/// connection knows of. Made by a copy of the database that goes on from the same WAL.
+fn append_untold_commit(world: &World) {
+    let other = World::new();
+    std::fs::copy(world.db(), other.db()).unwrap();
+    std::fs::copy(wal_path(&world.db()), wal_path(&other.db())).unwrap();
+    let before = std::fs::read(wal_path(&other.db())).unwrap();
+    let app = Connection::open(other.db()).unwrap();
+    insert(&app, 3, 900);
+    // The same up to the new frames, which an older generation may have left room for.
+    let after = std::fs::read(wal_path(&other.db())).unwrap();
+    assert_ne!(before, after);
+    let wal = std::fs::File::options().write(true).open(wal_path(&world.db())).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&wal, &after, 0).unwrap();
+}
+
+#[tokio::test]
+async fn a_commit_of_a_killed_writer_that_only_the_wal_knows_is_in_file_and_replica_alike() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    insert(&app, 5, 500);
+    world.ship(&mut follower).await;
+    drop(app);
+    append_untold_commit(&world);
+    assert!(world.ship(&mut follower).await);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
+}
+
+#[tokio::test]
+async fn a_commit_that_another_writer_has_overwritten_calls_for_a_full_image() {
+    for seals in [false, true] {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        insert(&app, 5, 500);
+        world.ship(&mut follower).await;
+        append_untold_commit(&world);
+        assert!(world.ship(&mut follower).await);
+        if seals {
+            assert!(follower.seal().is_err(), "SQLite knows fewer frames");
+        } else {
+            // The next writer begins where the untold commit began.
+            insert(&app, 30, 900);
+            assert!(follower.poll().unwrap());
+        }
+        assert!(follower.image_needed().is_some());
+        world.ship(&mut follower).await;
+        drop(app);
+        follower.close_clean().unwrap();
+        world.assert_restore_is_identical().await;
+    }
+}
+
 /// Runs `child_process` below in a process of its own, until its standard input closes.
 fn child(what: &str, db: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())

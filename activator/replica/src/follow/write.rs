@@ -9,10 +9,10 @@ use std::path::Path;
 use dormouse_core::ids::{Nonce, Txid};
 
 use super::error::FollowError;
-use super::{Follower, Source, SpooledFile};
+use super::{Follower, Source, SpooledFile, WalMark};
 use crate::ltx::{Encoder, Encoding, Header, Pgno, WAL_HEADER_LEN};
 use crate::spool;
-use crate::wal::{Salts, WalHeader};
+use crate::wal::{Salts, WalEnd, WalHeader};
 
 /// Where a page of an L0 comes from.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +46,9 @@ impl Follower {
             .map(|(page, source)| (*page, From::Source(*source)))
             .collect();
         self.add_growth(&mut pages, pending.commit)?;
+        let end = pending.end;
         let file = match self.write(header, &pages, nonce, false) {
-            Ok(file) => file,
+            Ok(file) => self.marked(file, Some(end)),
             Err(error) => {
                 // A full disk leaves everything pending; anything else is told apart by a poll.
                 self.poll()?;
@@ -91,6 +92,7 @@ impl Follower {
         }
         self.database.sync()?;
         let file = self.write(header, &pages, nonce, true)?;
+        let file = self.marked(file, image.end);
         self.page_count = image.page_count;
         self.pending = None;
         self.carry.clear();
@@ -165,7 +167,41 @@ impl Follower {
             size,
             is_image,
             page_count: header.commit,
+            mark: None,
         })
+    }
+
+    fn marked(&self, file: SpooledFile, end: Option<WalEnd>) -> SpooledFile {
+        let mark = end.map(|end| {
+            let inode = self.database.inode();
+            WalMark::new(file.txid, inode, end, self.page_size, file.page_count)
+        });
+        SpooledFile { mark, ..file }
+    }
+
+    /// An L0 that changes nothing: page 1 as it is, to close its number. The position must hold,
+    /// and nothing must be pending.
+    pub fn spool_touch(
+        &mut self,
+        txid: Txid,
+        nonce: &Nonce,
+        timestamp_ms: i64,
+    ) -> Result<SpooledFile, FollowError> {
+        let mut header = Header::new(self.page_size, self.page_count, txid, txid);
+        header.timestamp_ms = timestamp_ms;
+        header.wal_offset = WAL_HEADER_LEN;
+        let wal = self.wal()?;
+        let fail = |error| FollowError::io(self.database.wal_path(), error);
+        let scan = match WalHeader::read(&wal).map_err(fail)? {
+            Some(found) => {
+                header.salts = (found.salts.0, found.salts.1);
+                found.scan(&wal, found.start()).map_err(fail)?
+            }
+            None => None,
+        };
+        let frame = scan.and_then(|scan| scan.pages.get(&Pgno(1)).copied());
+        let from = frame.map_or(From::Database, |offset| From::Source(Source::Wal(offset)));
+        self.write(header, &[(Pgno(1), from)].into(), nonce, false)
     }
 
     fn write_to(

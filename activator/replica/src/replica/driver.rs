@@ -1,6 +1,7 @@
 //! The task of one host: waits, lets the core decide, carries out.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_core::ids::{ETag, Nonce, Txid};
@@ -11,7 +12,8 @@ use dormouse_store::{LtxKey, Store};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
+use super::gather::{Gatherer, Outcome};
+use super::{Base, Command, Event, Finished, Replica, Settings, State, Status, open_follower};
 use crate::follow::{FollowError, Follower, ImageWhy, SpooledFile};
 use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
@@ -38,6 +40,7 @@ enum Watch {
 pub(super) enum Woken {
     Command(Option<Command>),
     Answer(Answer),
+    Gathered(Outcome),
     Fired,
     Due,
 }
@@ -58,6 +61,8 @@ pub(super) struct Driver<S> {
     /// Of the chain so far.
     page_size: Option<PageSize>,
     in_flight: Option<JoinHandle<Answer>>,
+    asked_since: Option<Mono>,
+    pub(super) gatherer: Gatherer<S>,
     spooled: Option<SpooledFile>,
     pub(super) durable: (Txid, Option<ETag>),
     own_nonces: Vec<Nonce>,
@@ -78,8 +83,10 @@ impl<S: Store> Driver<S> {
         events: mpsc::UnboundedSender<Event>,
         status: watch::Sender<Status>,
     ) -> Self {
-        let Replica { place, settings, base, follower, own_nonces, watcher: _ } = replica;
+        let Replica { place, settings, base, follower, own_nonces, inventory, watcher: _ } =
+            replica;
         let now = (settings.clock)();
+        let gatherer = Gatherer::new(place.clone(), &settings, &base, inventory, now, deadline);
         let durable = match base {
             Base::Current { txid, etag } => (txid, etag),
             Base::Image { after } => (after, None),
@@ -95,6 +102,8 @@ impl<S: Store> Driver<S> {
             watch: Watch::Rearm(now.mono),
             attach,
             in_flight: None,
+            asked_since: None,
+            gatherer,
             spooled: None,
             durable,
             own_nonces,
@@ -120,12 +129,17 @@ impl<S: Store> Driver<S> {
             match self.wait(&mut inbox).await {
                 Woken::Command(None) => return,
                 Woken::Command(Some(Command::SetDeadline(deadline))) => {
+                    self.gatherer.set_deadline(deadline);
                     self.step(UploadInput::DeadlineSet(deadline)).await;
                 }
                 Woken::Command(Some(Command::Finish { budget, reply })) => {
                     self.begin_finish(budget, reply).await;
                 }
                 Woken::Answer(answer) => self.on_answer(answer).await,
+                Woken::Gathered(outcome) => {
+                    let now = self.now();
+                    self.gatherer.on_ended(now, outcome);
+                }
                 Woken::Fired => self.on_fired().await,
                 Woken::Due => self.on_due().await,
             }
@@ -135,6 +149,7 @@ impl<S: Store> Driver<S> {
     async fn wait(&mut self, inbox: &mut mpsc::Receiver<Command>) -> Woken {
         let delay = self.next_due().map(|due| Duration::from_nanos(due.since(self.now().mono).0));
         let in_flight = &mut self.in_flight;
+        let gatherer = &mut self.gatherer;
         tokio::select! {
             biased;
             command = inbox.recv() => Woken::Command(command),
@@ -147,6 +162,7 @@ impl<S: Store> Driver<S> {
                 Woken::Answer(answer.unwrap_or_else(lost))
             }
             () = self.subscription.fired() => Woken::Fired,
+            outcome = gatherer.ended() => Woken::Gathered(outcome),
             () = async { match delay {
                 Some(delay) => tokio::time::sleep(delay).await,
                 None => std::future::pending().await,
@@ -161,7 +177,12 @@ impl<S: Store> Driver<S> {
         };
         let attach = self.attach.map(|(at, _)| at);
         let finish = self.finishing.as_ref().map(|finishing| finishing.until);
-        [self.uploader.next_due(), rearm, attach, finish].into_iter().flatten().min()
+        // A host that is going compacts what is left by itself.
+        let levels = match self.finishing {
+            Some(_) => None,
+            None => self.gatherer.next_due(self.now()),
+        };
+        [self.uploader.next_due(), rearm, attach, finish, levels].into_iter().flatten().min()
     }
 
     async fn on_fired(&mut self) {
@@ -186,6 +207,10 @@ impl<S: Store> Driver<S> {
             self.rearm().await;
         }
         self.step(UploadInput::Tick).await;
+        // Last: an L0 is never kept waiting.
+        if self.finishing.is_none() {
+            self.gatherer.start(self.now());
+        }
     }
 
     /// Arms the watch, then looks for what came before it was armed.
@@ -232,9 +257,8 @@ impl<S: Store> Driver<S> {
     }
 
     pub(super) async fn try_attach(&mut self) {
-        let (path, state_dir) = (self.settings.database.clone(), self.settings.state_dir.clone());
-        let style = self.settings.checkpoints;
-        let open = move || Follower::open(&path, &state_dir, false, style);
+        let settings = self.settings.clone();
+        let open = move || open_follower(&settings, false);
         match tokio::task::spawn_blocking(open).await {
             Ok(Ok(follower)) => {
                 let size = follower.page_size();
@@ -286,8 +310,9 @@ impl<S: Store> Driver<S> {
     async fn carry_out(&mut self, now: Now, output: UploadOutput) -> Option<UploadInput> {
         match output {
             UploadOutput::Spool => return Some(self.spool(now).await),
-            UploadOutput::Put(file) => self.put(file),
+            UploadOutput::Put(file) => self.put(now, file),
             UploadOutput::Compare(file) => {
+                self.asked_since = Some(now.mono);
                 let place = self.place.clone();
                 let key = key(file.txid);
                 self.in_flight =
@@ -337,10 +362,11 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    fn put(&mut self, file: Spooled) {
+    fn put(&mut self, now: Now, file: Spooled) {
         let Some(spooled) = self.spooled.clone() else { return };
         assert_eq!(spooled.nonce, file.nonce, "invariant 3: a repeat sends the same file");
         let place = self.place.clone();
+        self.asked_since = Some(now.mono);
         self.in_flight = Some(tokio::spawn(async move {
             let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
             let (answer, why) = place
@@ -378,21 +404,33 @@ impl<S: Store> Driver<S> {
         assert_eq!(txid, self.durable.0.next(), "invariant 3: numbers are acknowledged in order");
         self.durable = (txid, Some(etag.clone()));
         self.trouble = None;
-        self.send(Event::Durable { txid, etag });
+        // Before the event: who hears of it finds it in the status.
         self.publish();
+        self.send(Event::Durable { txid, etag });
         if let Some(file) = self.spooled.take()
             && let Some(position) = self.position(false)
         {
             let state_dir = self.settings.state_dir.clone();
+            let (path, keep) = (file.path.clone(), self.gatherer.room_for(&file));
+            let mark = file.mark;
             let saved = blocking_io(move || {
                 position_file::save(&state_dir, &position).map_err(io::Error::other)?;
+                if let Some(mark) = mark {
+                    // Without it a gap calls for a whole image: no reason to stop here.
+                    mark.save(&state_dir).ok();
+                }
                 // Only now: until here its nonce was our journal.
-                std::fs::remove_file(&file.path)
+                retire(&path, keep)
             })
             .await;
-            if let Err(error) = saved {
-                self.trouble(error.to_string());
-            }
+            let kept = match saved {
+                Ok(kept) => kept,
+                Err(error) => {
+                    self.trouble(error.to_string());
+                    None
+                }
+            };
+            self.gatherer.acknowledged(self.now(), &file, kept);
         }
     }
 
@@ -470,6 +508,8 @@ impl<S: Store> Driver<S> {
     }
 
     fn publish(&self) {
+        let spooled = self.spooled.as_ref().map_or(0, |file| file.size);
+        let pending = self.follower.as_ref().map_or(0, Follower::pending_bytes);
         let state = if self.uploader.has_stood_down() {
             State::StoodDown
         } else if let Some(reason) = &self.detached {
@@ -481,10 +521,14 @@ impl<S: Store> Driver<S> {
             durable: self.durable.0,
             etag: self.durable.1.clone(),
             behind_since: self.behind_since,
+            behind_bytes: spooled.saturating_add(pending),
+            asked_since: self.in_flight.as_ref().and(self.asked_since),
+            deadline: self.gatherer.deadline(),
             state,
             is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),
             trouble: self.trouble.clone(),
+            compaction: self.gatherer.trouble.clone(),
         };
         self.status.send_if_modified(|old| {
             let is_new = *old != status;
@@ -496,6 +540,17 @@ impl<S: Store> Driver<S> {
     fn now(&self) -> Now {
         (self.settings.clock)()
     }
+}
+
+/// Takes an acknowledged file out of the spool: to where merges read it, or away.
+fn retire(path: &Path, keep: Option<PathBuf>) -> io::Result<Option<PathBuf>> {
+    if let Some(kept) = keep
+        && kept.parent().is_some_and(|dir| std::fs::create_dir_all(dir).is_ok())
+        && std::fs::rename(path, &kept).is_ok()
+    {
+        return Ok(Some(kept));
+    }
+    std::fs::remove_file(path).map(|()| None)
 }
 
 pub(super) async fn blocking_io<T: Send + 'static>(

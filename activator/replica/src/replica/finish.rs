@@ -37,6 +37,7 @@ impl<S: Store> Driver<S> {
         let Some(follower) = self.follower.take() else { return Err("not followed".to_owned()) };
         let (database, state_dir) =
             (self.settings.database.clone(), self.settings.state_dir.clone());
+        let (inventory, generation) = (self.gatherer.conclude(), self.settings.generation);
         blocking_io(move || {
             // The last look: a commit after the last L0 must not be called durable.
             let mut follower = follower;
@@ -48,7 +49,10 @@ impl<S: Store> Driver<S> {
             let Some(file) = file else { return Err(io::ErrorKind::NotFound.into()) };
             let position = dormouse_core::position::Position { file, ..position };
             position_file::save(&state_dir, &position).map_err(io::Error::other)?;
-            crate::spool::clear(&state_dir)
+            crate::spool::clear(&state_dir)?;
+            // Without it the next visit lists: no reason to call this one unclean.
+            inventory.save(&state_dir, generation).ok();
+            Ok(())
         })
         .await
         .map_err(|error| error.to_string())

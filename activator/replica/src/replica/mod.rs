@@ -9,6 +9,7 @@
 
 mod driver;
 mod finish;
+mod gather;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use dormouse_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::follow::{CheckpointStyle, FollowError, Follower, ImageWhy, wal_path};
+use crate::follow::{CheckpointStyle, FollowError, Follower, ImageWhy, Limits, wal_path};
+use crate::levels::{self, Budget, Inventory, LevelSettings};
 use crate::position_file::{self, PositionFileError};
 use crate::put::Place;
 use crate::spool;
@@ -43,6 +45,12 @@ pub struct Settings {
     pub upload: UploadSettings,
     /// What is known of the app's `SQLite`.
     pub checkpoints: CheckpointStyle,
+    /// What replication may cost the app's disk.
+    pub limits: Limits,
+    /// When levels are made and how long their files are kept.
+    pub levels: LevelSettings,
+    /// What all hosts of this box share.
+    pub budget: Budget,
     /// Reads the clocks.
     pub clock: fn() -> Now,
 }
@@ -137,6 +145,13 @@ pub struct Status {
     pub etag: Option<ETag>,
     /// Since when something is not durable; none: no lag.
     pub behind_since: Option<Mono>,
+    /// Bytes of these, as far as they are known: of the file that waits for its acknowledgement,
+    /// and of the WAL behind it.
+    pub behind_bytes: u64,
+    /// Since when the store has not answered an upload.
+    pub asked_since: Option<Mono>,
+    /// Until when uploads count.
+    pub deadline: Option<Deadline>,
     /// State.
     pub state: State,
     /// The read lock is held.
@@ -145,6 +160,8 @@ pub struct Status {
     pub image_needed: Option<ImageWhy>,
     /// Last thing in the way of an upload.
     pub trouble: Option<String>,
+    /// Last thing in the way of a compaction; the replica is as good as before.
+    pub compaction: Option<String>,
 }
 
 /// How [`Replica::finish`] ended.
@@ -197,6 +214,15 @@ pub struct Replica<S> {
     follower: Option<Follower>,
     /// Nonces of an earlier process.
     own_nonces: Vec<Nonce>,
+    /// What the last visit left.
+    inventory: Option<Inventory>,
+}
+
+/// What opening finds on the disk.
+struct Found {
+    follower: Option<Follower>,
+    own_nonces: Vec<Nonce>,
+    inventory: Option<Inventory>,
 }
 
 impl<S: Store> Replica<S> {
@@ -208,26 +234,9 @@ impl<S: Store> Replica<S> {
         settings: Settings,
         base: Base,
     ) -> Result<(Self, Opened), OpenError> {
-        let (path, state_dir) = (settings.database.clone(), settings.state_dir.clone());
-        let style = settings.checkpoints;
-        let is_current = matches!(base, Base::Current { .. });
-        let work = move || -> Result<_, OpenError> {
-            let spooled = |source| OpenError::Spool { path: state_dir.clone(), source };
-            let left = spool::left_over(&state_dir).map_err(spooled)?;
-            position_file::mark_unclean(&state_dir)?;
-            if is_current {
-                spool::clear(&state_dir).map_err(spooled)?;
-            }
-            let own_nonces = left.into_iter().map(|(_, nonce)| nonce).collect();
-            match Follower::open(&path, &state_dir, is_current, style) {
-                Ok(follower) => Ok((Some(follower), own_nonces)),
-                Err(FollowError::Absent { .. } | FollowError::NotWal { .. }) => {
-                    Ok((None, own_nonces))
-                }
-                Err(error) => Err(error.into()),
-            }
-        };
-        let (follower, own_nonces) =
+        let (own, known) = (settings.clone(), base.clone());
+        let work = move || find(&own, &known);
+        let Found { follower, own_nonces, inventory } =
             tokio::task::spawn_blocking(work).await.map_err(|_| OpenError::Runtime)??;
         let continues = follower.as_ref().is_some_and(|f| f.image_needed().is_none());
         let opened = if continues {
@@ -235,7 +244,7 @@ impl<S: Store> Replica<S> {
         } else {
             Opened::NeedsFullImage
         };
-        Ok((Self { place, watcher, settings, base, follower, own_nonces }, opened))
+        Ok((Self { place, watcher, settings, base, follower, own_nonces, inventory }, opened))
     }
 
     /// After the app is healthy: replication begins. `deadline` is the session's.
@@ -250,10 +259,14 @@ impl<S: Store> Replica<S> {
             durable: self.base.txid(),
             etag,
             behind_since: None,
+            behind_bytes: 0,
+            asked_since: None,
+            deadline,
             state: State::Following,
             is_attached: self.follower.is_some(),
             image_needed: self.follower.as_ref().and_then(Follower::image_needed),
             trouble: None,
+            compaction: None,
         };
         let (publish, status) = watch::channel(status);
         let subscription = self.watcher.subscribe(&wal_path(&self.settings.database));
@@ -261,6 +274,34 @@ impl<S: Store> Replica<S> {
         let task = tokio::spawn(driver.run(inbox));
         Running { commands, events, status, task: Arc::new(task) }
     }
+}
+
+/// Looks at spool, position and inventory, and takes the read lock. Blocks.
+fn find(settings: &Settings, base: &Base) -> Result<Found, OpenError> {
+    let state_dir = &settings.state_dir;
+    let spooled = |source| OpenError::Spool { path: state_dir.clone(), source };
+    let is_current = matches!(base, Base::Current { .. });
+    let left = spool::left_over(state_dir).map_err(spooled)?;
+    position_file::mark_unclean(state_dir)?;
+    if is_current {
+        spool::clear(state_dir).map_err(spooled)?;
+    }
+    levels::clear(state_dir).map_err(spooled)?;
+    let inventory = Inventory::take(state_dir, settings.generation, base.txid());
+    let own_nonces = left.into_iter().map(|(_, nonce)| nonce).collect();
+    let follower = match open_follower(settings, is_current) {
+        Ok(follower) => Some(follower),
+        Err(FollowError::Absent { .. } | FollowError::NotWal { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Found { follower, own_nonces, inventory })
+}
+
+fn open_follower(settings: &Settings, is_current: bool) -> Result<Follower, FollowError> {
+    let Settings { database, state_dir, checkpoints, limits, .. } = settings;
+    let mut follower = Follower::open(database, state_dir, is_current, *checkpoints)?;
+    follower.set_limits(*limits);
+    Ok(follower)
 }
 
 /// A host's replication that runs.
@@ -331,5 +372,7 @@ impl Running {
     }
 }
 
+#[cfg(test)]
+mod gather_tests;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use crate::restore::Target;
 use crate::testkit::{PREFIX, World, insert};
 use crate::wal::WalHeader;
 
-const BUDGET: Nanos = Nanos::from_secs(20);
+pub(super) const BUDGET: Nanos = Nanos::from_secs(20);
 
 async fn open(world: &World, base: Base) -> (Replica<DirectoryStore>, Opened) {
     open_on(world, world.store.clone(), base).await
@@ -24,6 +24,9 @@ async fn open_on<S: Store>(world: &World, store: S, base: Base) -> (Replica<S>, 
         generation: Generation(3),
         upload: UploadSettings { retry_min: Nanos::from_millis(1), ..UploadSettings::default() },
         checkpoints: CheckpointStyle::BackfillFirst,
+        limits: Limits::default(),
+        levels: LevelSettings::default(),
+        budget: Budget::default(),
         clock: system_now,
     };
     Replica::open(place, watcher, settings, base).await.unwrap()
@@ -212,7 +215,7 @@ async fn commits_become_durable_within_milliseconds() {
 }
 
 /// Waits for this number, whatever stalls before.
-async fn durable_at(running: &mut Running, txid: Txid) {
+pub(super) async fn durable_at(running: &mut Running, txid: Txid) {
     let wait = async {
         loop {
             match running.event().await.unwrap() {

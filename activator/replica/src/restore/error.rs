@@ -54,6 +54,16 @@ pub enum RestoreError {
         /// Pages of the database.
         page_count: u32,
     },
+    /// The disk is full.
+    #[error(
+        "{}: no room on the disk for the restored file; make room, or restore elsewhere (nothing \
+         was left behind)",
+        path.display()
+    )]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+    },
     /// The local file could not be written.
     #[error("{}: {source}", path.display())]
     Io {
@@ -66,7 +76,11 @@ pub enum RestoreError {
 
 impl RestoreError {
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+        let path = path.to_owned();
+        if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            return Self::NoRoom { path };
+        }
+        Self::Io { path, source }
     }
 
     /// The list is stale (files were compacted away): list and plan again.

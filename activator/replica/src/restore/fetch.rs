@@ -1,21 +1,29 @@
 //! Reading files from the store ahead of their use: in order, bounded, several at once.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::Path;
 
 use dormouse_core::ids::{ETag, Host};
 use dormouse_store::{ReadError, Store};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::error::RestoreError;
 use super::plan::RemoteFile;
+use super::progress::Progress;
 
-/// Bytes of one request.
+/// Bytes of one request of a large file.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Requests in flight at once: with their chunks at most 8 MiB.
-const AHEAD_MAX: usize = 8;
+/// A file up to this size is read by one request.
+const WHOLE_MAX: u64 = 2 << 20;
+/// Bytes that are asked for ahead of their use.
+const AHEAD_BYTES: u64 = 4 << 20;
+/// Requests in flight at once, however small they are.
+const AHEAD_MAX: usize = 16;
 /// Chunks that wait for the decoder.
-const QUEUE_MAX: usize = 2;
+const QUEUE_MAX: usize = 1;
 
 /// A piece of a file, in order.
 #[derive(Debug)]
@@ -38,34 +46,41 @@ pub(super) fn start<S: Store>(
     let mut work = Vec::new();
     for file in files {
         let key = layout.ltx_key(prefix, host, &file.key);
+        if file.size <= WHOLE_MAX {
+            work.push(Piece { key, range: None, size: file.size });
+            continue;
+        }
         let mut offset = 0;
-        loop {
-            work.push((key.clone(), offset, file.size));
+        while offset < file.size {
+            let range = Some((offset, CHUNK_BYTES.min(file.size - offset)));
+            work.push(Piece { key: key.clone(), range, size: file.size });
             offset += CHUNK_BYTES;
-            if offset >= file.size {
-                break;
-            }
         }
     }
     let store = store.clone();
     tokio::spawn(async move {
-        let mut work = work.into_iter();
-        let mut ahead: VecDeque<JoinHandle<Result<Chunk, ReadError>>> = VecDeque::new();
+        let mut work = work.into_iter().peekable();
+        let mut ahead: VecDeque<(u64, JoinHandle<Result<Chunk, ReadError>>)> = VecDeque::new();
         loop {
+            let mut bytes: u64 = ahead.iter().map(|(bytes, _)| *bytes).sum();
             while ahead.len() < AHEAD_MAX
-                && let Some((key, offset, size)) = work.next()
+                && let Some(piece) = work.next_if(|piece| {
+                    ahead.is_empty() || bytes.saturating_add(piece.bytes()) <= AHEAD_BYTES
+                })
             {
+                bytes = bytes.saturating_add(piece.bytes());
                 let store = store.clone();
-                ahead.push_back(tokio::spawn(async move { one(&store, &key, offset, size).await }));
+                let bytes = piece.bytes();
+                ahead.push_back((bytes, tokio::spawn(async move { one(&store, &piece).await })));
             }
-            let Some(next) = ahead.pop_front() else { return };
+            let Some((_, next)) = ahead.pop_front() else { return };
             let result = match next.await {
                 Ok(result) => result,
                 Err(error) => Err(ReadError::Broken { key: String::new(), why: error.to_string() }),
             };
             let is_over = result.is_err();
             if send.send(result).await.is_err() || is_over {
-                for task in ahead {
+                for (_, task) in ahead {
                     task.abort();
                 }
                 return;
@@ -75,15 +90,59 @@ pub(super) fn start<S: Store>(
     receive
 }
 
-async fn one<S: Store>(store: &S, key: &str, offset: u64, size: u64) -> Result<Chunk, ReadError> {
-    let object = if size <= CHUNK_BYTES {
-        store.get(key).await?
-    } else {
-        store.get_range(key, offset, CHUNK_BYTES).await?
+/// Reads one whole file into `path`.
+pub(crate) async fn to_file<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    file: &RemoteFile,
+    path: &Path,
+) -> Result<(), RestoreError> {
+    let mut chunks = start(store, prefix, host, std::slice::from_ref(file));
+    let mut out = Some(File::create(path).map_err(|error| RestoreError::io(path, error))?);
+    while let Some(chunk) = chunks.recv().await {
+        let (bytes, mut to) = (chunk?.bytes, out.take());
+        let written = tokio::task::spawn_blocking(move || {
+            if let Some(to) = &mut to {
+                to.write_all(&bytes)?;
+            }
+            Ok(to)
+        });
+        let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        out = written.map_err(|error| RestoreError::io(path, error))?;
+    }
+    Ok(())
+}
+
+/// What one request reads.
+struct Piece {
+    key: String,
+    /// Offset and length; none: the whole file.
+    range: Option<(u64, u64)>,
+    /// Of the whole file, as it was listed.
+    size: u64,
+}
+
+impl Piece {
+    fn bytes(&self) -> u64 {
+        self.range.map_or(self.size, |(_, len)| len)
+    }
+}
+
+/// Requests that reading a file takes.
+pub(super) fn requests(file: &RemoteFile) -> u64 {
+    if file.size <= WHOLE_MAX { 1 } else { file.size.div_ceil(CHUNK_BYTES) }
+}
+
+async fn one<S: Store>(store: &S, piece: &Piece) -> Result<Chunk, ReadError> {
+    let Piece { key, range, size } = piece;
+    let object = match *range {
+        None => store.get(key).await?,
+        Some((offset, len)) => store.get_range(key, offset, len).await?,
     };
-    if object.meta.size != size {
+    if object.meta.size != *size {
         let why = format!("listed with {size} bytes, has {}", object.meta.size);
-        return Err(ReadError::Broken { key: key.to_owned(), why });
+        return Err(ReadError::Broken { key: key.clone(), why });
     }
     Ok(Chunk { bytes: object.body, etag: object.meta.etag })
 }
@@ -91,6 +150,7 @@ async fn one<S: Store>(store: &S, key: &str, offset: u64, size: u64) -> Result<C
 /// One file out of the chunks, for a blocking decoder.
 pub(super) struct FileReader<'a> {
     chunks: &'a mut Chunks,
+    progress: &'a Progress,
     left: u64,
     current: Vec<u8>,
     at: usize,
@@ -99,8 +159,8 @@ pub(super) struct FileReader<'a> {
 }
 
 impl<'a> FileReader<'a> {
-    pub(super) fn new(chunks: &'a mut Chunks, size: u64) -> Self {
-        Self { chunks, left: size, current: Vec::new(), at: 0, etag: None, failed: None }
+    pub(super) fn new(chunks: &'a mut Chunks, progress: &'a Progress, size: u64) -> Self {
+        Self { chunks, progress, left: size, current: Vec::new(), at: 0, etag: None, failed: None }
     }
 }
 
@@ -114,6 +174,7 @@ impl Read for FileReader<'_> {
                 Some(Ok(chunk)) if !chunk.bytes.is_empty() => {
                     let len = u64::try_from(chunk.bytes.len()).map_err(io::Error::other)?;
                     self.left = self.left.saturating_sub(len);
+                    self.progress.read(len);
                     self.current = chunk.bytes;
                     self.at = 0;
                     self.etag = Some(chunk.etag);

@@ -8,6 +8,8 @@ mod apply;
 mod error;
 mod fetch;
 mod plan;
+mod progress;
+mod search;
 
 use std::fs;
 use std::io;
@@ -17,7 +19,9 @@ use dormouse_core::ids::{ETag, Host, Txid};
 use dormouse_store::Store;
 
 pub use error::RestoreError;
+pub(crate) use fetch::to_file;
 pub use plan::{Listing, RemoteFile, SNAPSHOT_LEVEL, Target};
+pub use progress::Progress;
 
 use crate::follow::wal_path;
 use crate::ltx::{HEADER_LEN, Header, LtxError, PageSize};
@@ -45,7 +49,73 @@ pub struct Restored {
     pub timestamp_ms: i64,
 }
 
-/// Restores into `temporary`, which is overwritten.
+/// What a restore would read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The files, in order.
+    pub files: Vec<RemoteFile>,
+    /// What is reached.
+    pub txid: Txid,
+    /// Requests of the plan and of the restore.
+    pub requests: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Time of the last file, milliseconds since 1970.
+    pub timestamp_ms: i64,
+}
+
+/// Says what [`restore`] would read, and reads nothing but names and headers.
+pub async fn plan<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    target: Target,
+) -> Result<Plan, RestoreError> {
+    let mut tries = 1;
+    loop {
+        match plan_once(store, prefix, host, target).await {
+            Err(error) if error.is_stale_list() && tries < PLANS_MAX => tries += 1,
+            result => return result,
+        }
+    }
+}
+
+async fn plan_once<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    target: Target,
+) -> Result<Plan, RestoreError> {
+    let (files, requests) = files_for(store, prefix, host, target).await?;
+    let Some(last) = files.last() else { return Err(RestoreError::Empty) };
+    let header = header_of(store, &store.layout().ltx_key(prefix, host, &last.key)).await?;
+    Ok(Plan {
+        txid: last.key.max,
+        requests: requests.saturating_add(files.iter().map(fetch::requests).sum()),
+        bytes: files.iter().map(|file| file.size).sum(),
+        timestamp_ms: header.timestamp_ms,
+        files,
+    })
+}
+
+/// Lists and chooses; with the number of requests that took.
+async fn files_for<S: Store>(
+    store: &S,
+    prefix: &str,
+    host: &Host,
+    target: Target,
+) -> Result<(Vec<RemoteFile>, u64), RestoreError> {
+    let mut listing = Listing::read(store, prefix, host).await?;
+    let keys = u64::try_from(listing.files.len()).unwrap_or(u64::MAX);
+    let page = u64::try_from(dormouse_store::LIST_PAGE_KEYS).unwrap_or(u64::MAX);
+    let mut requests = keys.div_ceil(page).max(1);
+    if let Target::Timestamp(ms) = target {
+        requests += search::keep_until(store, prefix, host, &mut listing, ms).await?;
+    }
+    Ok((listing.plan(target)?, requests))
+}
+
+/// Restores into `temporary`, which is overwritten; removed again when it fails.
 pub async fn restore<S: Store>(
     store: &S,
     prefix: &str,
@@ -53,66 +123,52 @@ pub async fn restore<S: Store>(
     target: Target,
     temporary: &Path,
 ) -> Result<Restored, RestoreError> {
-    let mut tries = 1;
-    loop {
-        let mut listing = Listing::read(store, prefix, host).await?;
-        if let Target::Timestamp(ms) = target {
-            keep_until(store, prefix, host, &mut listing, ms).await?;
-        }
-        let plan = listing.plan(target)?;
-        match apply_all(store, prefix, host, plan, temporary).await {
-            Err(error) if error.is_stale_list() && tries < PLANS_MAX => tries += 1,
-            result => return result,
-        }
-    }
+    restore_watched(store, prefix, host, target, temporary, &Progress::default()).await
 }
 
-/// Drops files that are younger than `ms`, by their headers.
-async fn keep_until<S: Store>(
+/// As [`restore`], for someone who watches.
+pub async fn restore_watched<S: Store>(
     store: &S,
     prefix: &str,
     host: &Host,
-    listing: &mut Listing,
-    ms: i64,
-) -> Result<(), RestoreError> {
-    let mut kept = Vec::new();
-    for file in &listing.files {
-        let key = store.layout().ltx_key(prefix, host, &file.key);
-        let len = u64::try_from(HEADER_LEN).unwrap_or(u64::MAX);
-        let object = store.get_range(&key, 0, len).await?;
-        let Some(head) = object.body.first_chunk::<HEADER_LEN>() else {
-            return Err(RestoreError::Misfit { file: key, why: "shorter than a header" });
-        };
-        let header = Header::decode(head).map_err(|fault| LtxError {
-            file: key.as_str().into(),
-            offset: 0,
-            fault,
-        })?;
-        if header.timestamp_ms <= ms {
-            kept.push(*file);
-        }
-    }
-    listing.files = kept;
-    if listing.files.is_empty() {
-        return Err(RestoreError::Unreached { wanted: format!("time {ms} ms"), have: Txid(0) });
-    }
-    Ok(())
-}
-
-async fn apply_all<S: Store>(
-    store: &S,
-    prefix: &str,
-    host: &Host,
-    plan: Vec<RemoteFile>,
+    target: Target,
     temporary: &Path,
+    progress: &Progress,
 ) -> Result<Restored, RestoreError> {
-    let chunks = fetch::start(store, prefix, host, &plan);
-    let path = temporary.to_owned();
-    blocking(temporary, move || {
-        let target = apply::Target::create(&path)?;
-        apply_files(target, &path, &plan, chunks)
-    })
-    .await
+    let mut tries = 1;
+    let result = loop {
+        let applied = async {
+            let (files, _) = files_for(store, prefix, host, target).await?;
+            progress.begin(files.iter().map(|file| file.size).sum());
+            let chunks = fetch::start(store, prefix, host, &files);
+            let (path, progress) = (temporary.to_owned(), progress.clone());
+            let work = move || {
+                let target = apply::Target::create(&path)?;
+                apply_files(target, &path, &files, chunks, &progress)
+            };
+            blocking(temporary, work).await
+        };
+        match applied.await {
+            // Compacted away under us.
+            Err(error) if error.is_stale_list() && tries < PLANS_MAX => tries += 1,
+            result => break result,
+        }
+    };
+    if result.is_err() {
+        // What it broke off must not fill the disk; the first error is the one to tell.
+        drop(remove(temporary));
+    }
+    result
+}
+
+/// The header of a file in the store.
+pub(crate) async fn header_of<S: Store>(store: &S, key: &str) -> Result<Header, RestoreError> {
+    let len = u64::try_from(HEADER_LEN).unwrap_or(u64::MAX);
+    let object = store.get_range(key, 0, len).await?;
+    let Some(head) = object.body.first_chunk::<HEADER_LEN>() else {
+        return Err(RestoreError::Misfit { file: key.to_owned(), why: "shorter than a header" });
+    };
+    Ok(Header::decode(head).map_err(|fault| LtxError { file: key.into(), offset: 0, fault })?)
 }
 
 fn apply_files(
@@ -120,11 +176,12 @@ fn apply_files(
     path: &Path,
     plan: &[RemoteFile],
     mut chunks: fetch::Chunks,
+    progress: &Progress,
 ) -> Result<Restored, RestoreError> {
     let mut last = None;
     for file in plan {
         let name = format!("level {} file {}", file.key.level, file.key.name());
-        let mut reader = fetch::FileReader::new(&mut chunks, file.size);
+        let mut reader = fetch::FileReader::new(&mut chunks, progress, file.size);
         let applied = target.apply(&mut reader, &name);
         let (etag, failed) = (reader.etag.take(), reader.failed.take());
         if let Some(error) = failed {
@@ -187,7 +244,7 @@ impl Restored {
             } else {
                 apply::Target::reopen(&path, page_size, page_count)?
             };
-            apply_files(target, &path, &plan, chunks)
+            apply_files(target, &path, &plan, chunks, &Progress::default())
         })
         .await?;
         Ok(())

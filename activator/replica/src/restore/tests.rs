@@ -154,3 +154,66 @@ async fn a_file_that_vanishes_under_the_reader_means_list_and_plan_again() {
     let error = restore(&store, PREFIX, &world.host, Target::Latest, &to).await.unwrap_err();
     assert!(error.is_stale_list(), "{error}");
 }
+
+#[tokio::test]
+async fn a_restore_that_fails_leaves_nothing_behind() {
+    let world = replica_of(4).await;
+    let path = world.ltx_path(0, 4, 4);
+    let len = fs::metadata(&path).unwrap().len();
+    fs::File::options().write(true).open(&path).unwrap().set_len(len - 5).unwrap();
+    world.restore(Target::Latest).await.unwrap_err();
+    assert!(!world.dir.path().join("restored").exists());
+}
+
+#[tokio::test]
+async fn a_plan_says_what_the_restore_then_reads() {
+    let world = replica_of(4).await;
+    let store = crate::faulty::FaultyStore::new(world.store.clone(), &[]);
+    let planned = plan(&store, PREFIX, &world.host, Target::Latest).await.unwrap();
+    assert_eq!((planned.txid, planned.files.len(), planned.requests), (Txid(4), 4, 5));
+    assert_eq!(planned.timestamp_ms, 1_000);
+    let before = store.counts();
+    let to = world.dir.path().join("planned");
+    restore(&store, PREFIX, &world.host, Target::Latest, &to).await.unwrap();
+    let after = store.counts();
+    assert_eq!((after.lists - before.lists, after.gets - before.gets), (1, 4));
+}
+
+#[tokio::test]
+async fn files_of_others_under_the_prefix_are_ignored() {
+    let world = replica_of(2).await;
+    let dir = world.ltx_path(0, 1, 1).parent().unwrap().to_owned();
+    for name in ["lock.json", "0000000000000009-0000000000000009.ltx.tmp", "note"] {
+        fs::write(dir.join(name), b"not ours").unwrap();
+    }
+    fs::create_dir_all(dir.parent().unwrap().join("generations")).unwrap();
+    fs::write(dir.parent().unwrap().join("generations/x"), b"old").unwrap();
+    assert_eq!(world.restore(Target::Latest).await.unwrap().txid, Txid(2));
+}
+
+#[tokio::test]
+async fn a_time_is_found_by_few_requests() {
+    let mut world = World::new();
+    let app = world.app(512);
+    let mut follower = world.follow(false);
+    for n in 1..=40 {
+        insert(&app, 1, 10);
+        follower.poll().unwrap();
+        let nonce = dormouse_core::ids::Nonce::from("n");
+        let file = follower.spool(Txid(n), &nonce, i64::try_from(n * 100).unwrap());
+        let key = dormouse_store::LtxKey { level: 0, min: Txid(n), max: Txid(n) };
+        world.put(&key, &file.unwrap().unwrap().path).await;
+    }
+    world.txid = Txid(40);
+    let store = crate::faulty::FaultyStore::new(world.store.clone(), &[]);
+    for (ms, txid) in [(100, 1), (1_750, 17), (3_999, 39), (9_999, 40)] {
+        let before = store.counts().gets;
+        let planned = plan(&store, PREFIX, &world.host, Target::Timestamp(ms)).await.unwrap();
+        assert_eq!(planned.txid, Txid(txid));
+        assert!(store.counts().gets - before <= 8, "a binary search");
+    }
+    // A file that vanishes while headers are read means list again, too.
+    store.vanish_once(".ltx");
+    let planned = plan(&store, PREFIX, &world.host, Target::Timestamp(1_750)).await.unwrap();
+    assert_eq!(planned.txid, Txid(17));
+}

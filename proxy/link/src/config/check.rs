@@ -84,6 +84,7 @@ pub(super) fn check(config: &Config, path: &Path) -> Result<(), ConfigError> {
     let checked = this_box(config)
         .and_then(|()| edge(config))
         .and_then(|()| session(config))
+        .and_then(|()| replica(config))
         .and_then(|()| config.store.as_ref().map_or(Ok(()), store))
         .and_then(|()| config.apps.iter().try_for_each(|(name, an_app)| app(name, an_app)));
     checked.map_err(|(key, problem, allowed)| ConfigError::Value {
@@ -146,6 +147,21 @@ fn session(config: &Config) -> Result<(), Misfit> {
     if session.margin.as_nanos().saturating_mul(2) > session.ttl.as_nanos() {
         let problem = format!("{} is over half of ttl", session.margin);
         return misfit("session.margin", problem, "at most half of session.ttl");
+    }
+    Ok(())
+}
+
+fn replica(config: &Config) -> Result<(), Misfit> {
+    let replica = &config.replica;
+    let windows = [replica.level_1, replica.level_2, replica.level_3, replica.snapshot];
+    if !windows.is_sorted() {
+        let problem = "a level's window is shorter than that of the level below".to_owned();
+        let allowed = "level_1 <= level_2 <= level_3 <= snapshot";
+        return misfit("replica.level_1", problem, allowed);
+    }
+    if replica.retention < replica.l0_retention {
+        let problem = format!("{} is under l0_retention", replica.retention);
+        return misfit("replica.retention", problem, "at least replica.l0_retention");
     }
     Ok(())
 }
@@ -344,6 +360,8 @@ mod tests {
             ),
             ("[store]\nkind = \"s3\"\nbucket = \"bbb\"\npath = \"/s\"", "store.path"),
             ("[store]\nkind = \"directory\"\npath = \"/s\"\nbucket = \"bbb\"", "store.bucket"),
+            ("[replica]\nlevel_2 = \"1s\"", "replica.level_1"),
+            ("[replica]\nretention = \"1s\"", "replica.retention"),
             ("[app.x]\ncommand = [\"relative\"]", "app.x.command"),
             ("[app.x]\ncommand = [\"/x\"]\ndb = \"../y\"", "app.x.db"),
             ("[app.x]\ncommand = [\"/x\"]\nhealth = \"z\"", "app.x.health"),

@@ -1,4 +1,4 @@
-//! Two cores: one for the proxy that is measured, one for all that makes its work.
+//! Two cores: one for the process that is measured, one for all that makes its work.
 
 use anyhow::{Result, bail};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -8,26 +8,26 @@ use nix::unistd::Pid;
 const SELF: Pid = Pid::from_raw(0);
 
 /// Puts the calling thread, and what it starts from now on, on one core.
-pub(super) fn pin(core: usize) -> Result<()> {
+pub(crate) fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     Ok(sched_setaffinity(SELF, &set)?)
 }
 
 /// The cores of a bench; the thread that chose them is freed again on drop.
-pub(super) struct Cores {
+pub(crate) struct Cores {
     before: CpuSet,
-    pub(super) proxy: usize,
-    pub(super) load: usize,
+    pub(crate) proxy: usize,
+    pub(crate) load: usize,
 }
 
 impl Cores {
     /// The first two that this process may use.
-    pub(super) fn choose() -> Result<Self> {
+    pub(crate) fn choose() -> Result<Self> {
         let before = sched_getaffinity(SELF)?;
         let mut allowed = (0..CpuSet::count()).filter(|core| before.is_set(*core) == Ok(true));
         let (Some(proxy), Some(load)) = (allowed.next(), allowed.next()) else {
-            bail!("this bench needs two cores: one for the proxy, one for its clients");
+            bail!("this bench needs two cores: one for what is measured, one for its clients");
         };
         Ok(Self { before, proxy, load })
     }

@@ -1,0 +1,235 @@
+//! Levels while a host is awake: one job at a time, in the background, when something is due.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use dormouse_core::ids::Txid;
+use dormouse_core::time::{Deadline, Mono, Nanos, Now};
+use dormouse_store::{LtxKey, Store};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::{Base, Settings};
+use crate::compact::CompactError;
+use crate::follow::SpooledFile;
+use crate::levels::{Age, Change, Due, Inventory, Job, Known, Worker, local_path};
+use crate::put::Place;
+
+/// Longest wait after failed jobs, in first waits.
+const BACKOFF_MAX: u64 = 64;
+/// A clock that was set back must not put a job off for ever.
+const AHEAD_MAX: Nanos = Nanos::from_secs(86_400);
+
+/// How a job ended.
+pub(super) type Outcome = Result<Change, CompactError>;
+
+/// A job that ends with its owner.
+struct Task(JoinHandle<Outcome>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What one host's levels need.
+pub(super) struct Gatherer<S> {
+    worker: Worker<S>,
+    settings: crate::levels::LevelSettings,
+    inventory: Inventory,
+    /// As the inventory says; read off anew after each change.
+    due: Option<Due>,
+    task: Option<Task>,
+    inputs: Vec<LtxKey>,
+    local: BTreeMap<LtxKey, (PathBuf, u64)>,
+    not_before: Mono,
+    backoff: Nanos,
+    deadline: watch::Sender<Option<Deadline>>,
+    pub(super) trouble: Option<String>,
+}
+
+impl<S: Store> Gatherer<S> {
+    pub(super) fn new(
+        place: Place<S>,
+        settings: &Settings,
+        base: &Base,
+        inventory: Option<Inventory>,
+        now: Now,
+        deadline: Option<Deadline>,
+    ) -> Self {
+        let known = match base {
+            Base::Image { after: Txid(0) } => Inventory::empty(),
+            Base::Current { .. } | Base::Image { .. } => Inventory::unknown(),
+        };
+        let (deadline, receiver) = watch::channel(deadline);
+        let worker = Worker {
+            place,
+            state_dir: settings.state_dir.clone(),
+            budget: settings.budget.clone(),
+            deadline: receiver,
+            clock: settings.clock,
+            patience: None,
+        };
+        let mut gatherer = Self {
+            worker,
+            settings: settings.levels,
+            inventory: inventory.unwrap_or(known),
+            due: None,
+            task: None,
+            inputs: Vec::new(),
+            local: BTreeMap::new(),
+            not_before: now.mono,
+            backoff: first_wait(&settings.levels),
+            deadline,
+            trouble: None,
+        };
+        gatherer.look(now);
+        gatherer
+    }
+
+    pub(super) fn set_deadline(&self, deadline: Option<Deadline>) {
+        self.deadline.send_replace(deadline);
+    }
+
+    pub(super) fn deadline(&self) -> Option<Deadline> {
+        *self.deadline.borrow()
+    }
+
+    /// Where an acknowledged file is to be kept until it is merged; none: it is not.
+    pub(super) fn room_for(&self, file: &SpooledFile) -> Option<PathBuf> {
+        let kept: u64 = self.local.values().map(|(_, size)| *size).sum();
+        let fits = kept.saturating_add(file.size) <= self.settings.local_bytes_max;
+        fits.then(|| local_path(&self.worker.state_dir, &l0(file.txid)))
+    }
+
+    /// An L0 was acknowledged.
+    pub(super) fn acknowledged(&mut self, now: Now, file: &SpooledFile, kept: Option<PathBuf>) {
+        let known = Known {
+            size: file.size,
+            age: Age::Of(file.timestamp_ms),
+            is_fence: Some(file.is_image),
+            is_image: file.is_image,
+        };
+        let key = l0(file.txid);
+        self.inventory.add(key, known);
+        if let Some(path) = kept {
+            self.local.insert(key, (path, file.size));
+        }
+        self.look(now);
+    }
+
+    /// When to call [`Gatherer::start`]; none while a job runs, while nothing is ever due, and
+    /// past the session's deadline.
+    pub(super) fn next_due(&self, now: Now) -> Option<Mono> {
+        let due = self.due.as_ref()?;
+        let is_over = self.deadline.borrow().is_some_and(|deadline| deadline.passed(now));
+        if self.task.is_some() || is_over {
+            return None;
+        }
+        let ahead_ms = u64::try_from(due.at_ms.saturating_sub(wall_ms(now))).unwrap_or(0);
+        let at = now.mono + Nanos::from_millis(ahead_ms).min(AHEAD_MAX);
+        Some(at.max(self.not_before))
+    }
+
+    /// Starts what is due.
+    pub(super) fn start(&mut self, now: Now) {
+        if self.next_due(now).is_none_or(|at| at > now.mono) {
+            return;
+        }
+        // Ages went on since the last look: what is due now may be more than then.
+        self.look(now);
+        let Some(Due { job, .. }) = self.due.clone() else { return };
+        self.inputs = match &job {
+            Job::Merge { inputs, .. } => inputs.iter().map(|file| file.key).collect(),
+            Job::List | Job::Snapshot { .. } | Job::Delete { .. } => Vec::new(),
+        };
+        let paths = self.local.iter().map(|(key, (path, _))| (*key, path.clone())).collect();
+        self.task = Some(Task(tokio::spawn(self.worker.clone().run(job, paths))));
+    }
+
+    /// Waits for the job that runs; for ever when none does.
+    pub(super) async fn ended(&mut self) -> Outcome {
+        let Some(Task(task)) = &mut self.task else { return std::future::pending().await };
+        let outcome = task.await.unwrap_or_else(|error| {
+            let source = std::io::Error::other(error);
+            Err(CompactError::Io { path: self.worker.state_dir.clone(), source })
+        });
+        self.task = None;
+        outcome
+    }
+
+    pub(super) fn on_ended(&mut self, now: Now, outcome: Outcome) {
+        match outcome {
+            Ok(change) => {
+                self.inventory.apply(&change, wall_ms(now));
+                if let Some((key, path)) = change.local {
+                    let size = change.added.first().map_or(0, |(_, known)| known.size);
+                    self.keep(key, path, size);
+                }
+                for key in std::mem::take(&mut self.inputs).iter().chain(&change.removed) {
+                    self.drop_local(key);
+                }
+                self.backoff = first_wait(&self.settings);
+                self.trouble = None;
+            }
+            // The deadline's next move wakes it.
+            Err(CompactError::Waits) => (),
+            Err(error) => {
+                if !matches!(error, CompactError::Upload(_) | CompactError::Delete(_)) {
+                    // A file is not there, or not what it was: list, and trust no copy.
+                    self.inventory.doubt();
+                    for (_, (path, _)) in std::mem::take(&mut self.local) {
+                        fs::remove_file(path).ok();
+                    }
+                }
+                self.trouble = Some(format!("compaction: {error}"));
+                self.not_before = now.mono + self.backoff;
+                let max = first_wait(&self.settings).0.saturating_mul(BACKOFF_MAX);
+                self.backoff = self.backoff.doubled(Nanos(max));
+            }
+        }
+        self.look(now);
+    }
+
+    /// What the store holds now, for the next visit; the job that runs ends here, and what it may
+    /// have written is found by a list.
+    pub(super) fn conclude(&mut self) -> Inventory {
+        if self.task.take().is_some() {
+            self.inventory.doubt();
+        }
+        std::mem::take(&mut self.inventory)
+    }
+
+    fn look(&mut self, now: Now) {
+        self.due = self.inventory.next_due(&self.settings, wall_ms(now));
+    }
+
+    /// The output of a merge is the next level's input: kept, if it fits.
+    fn keep(&mut self, key: LtxKey, path: PathBuf, size: u64) {
+        let kept: u64 = self.local.values().map(|(_, size)| *size).sum();
+        self.local.insert(key, (path, size));
+        if kept.saturating_add(size) > self.settings.local_bytes_max {
+            self.drop_local(&key);
+        }
+    }
+
+    fn drop_local(&mut self, key: &LtxKey) {
+        if let Some((path, _)) = self.local.remove(key) {
+            // A copy that stays is removed at the next start.
+            fs::remove_file(path).ok();
+        }
+    }
+}
+
+fn first_wait(settings: &crate::levels::LevelSettings) -> Nanos {
+    Nanos::from_millis(settings.retry_ms)
+}
+
+fn l0(txid: Txid) -> LtxKey {
+    LtxKey { level: 0, min: txid, max: txid }
+}
+
+fn wall_ms(now: Now) -> i64 {
+    i64::try_from(now.wall.0).unwrap_or(i64::MAX)
+}

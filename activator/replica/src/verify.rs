@@ -1,0 +1,183 @@
+//! A restore for practice: into a scratch file, with every checksum, then `SQLite`'s own check.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use dormouse_core::time::{MILLI_NS, Now};
+use dormouse_store::Store;
+use rusqlite::{Connection, OpenFlags};
+use tokio::task::JoinError;
+
+use crate::put::Place;
+use crate::restore::{Progress, RestoreError, Restored, Target, plan, restore_watched};
+
+/// Findings of the integrity check that are kept.
+const FINDINGS_MAX: u32 = 20;
+
+/// What was restored, and found good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// What it held.
+    pub restored: Restored,
+    /// Files that were read, each under its checksum.
+    pub files: usize,
+    /// Bytes of these files.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Milliseconds of the restore.
+    pub restore_ms: u64,
+    /// Milliseconds of the integrity check.
+    pub check_ms: u64,
+}
+
+/// Why a replica is not good.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// It cannot be restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// `SQLite` found damage in the restored database.
+    #[error("the restored database is damaged: {}", findings.join("; "))]
+    Damaged {
+        /// What `PRAGMA integrity_check` said.
+        findings: Vec<String>,
+    },
+    /// `SQLite` cannot read it.
+    #[error("the restored database cannot be read: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    /// It is larger than was allowed.
+    #[error("the replica's restore reads {bytes} bytes, more than the {max} that are allowed")]
+    TooLarge {
+        /// Bytes of its files.
+        bytes: u64,
+        /// Bytes that were allowed.
+        max: u64,
+    },
+    /// The scratch directory.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The runtime is going down.
+    #[error("the check ended early: {0}")]
+    Runtime(#[from] JoinError),
+}
+
+/// The scratch directory, which goes with whatever is in it, also when the drill is cut off.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Restores into `scratch`, a directory that is made and removed, and checks what came out.
+pub async fn verify<S: Store>(
+    place: &Place<S>,
+    target: Target,
+    scratch: &Path,
+    bytes_max: u64,
+    progress: &Progress,
+    clock: fn() -> Now,
+) -> Result<Verified, VerifyError> {
+    let Place { store, prefix, host } = place;
+    let plan = plan(store, prefix, host, target).await?;
+    if plan.bytes > bytes_max {
+        return Err(VerifyError::TooLarge { bytes: plan.bytes, max: bytes_max });
+    }
+    let io = |source| VerifyError::Io { path: scratch.to_owned(), source };
+    fs::create_dir_all(scratch).map_err(io)?;
+    let scratch = Scratch(scratch.to_owned());
+    let begun = clock().mono;
+    let file = scratch.0.join("restored.db");
+    let restored = restore_watched(store, prefix, host, target, &file, progress).await?;
+    let read = clock().mono;
+    tokio::task::spawn_blocking(move || check(&file)).await??;
+    Ok(Verified {
+        restored,
+        files: plan.files.len(),
+        bytes: plan.bytes,
+        requests: plan.requests,
+        restore_ms: read.since(begun).0 / MILLI_NS,
+        check_ms: clock().mono.since(read).0 / MILLI_NS,
+    })
+}
+
+/// `PRAGMA integrity_check` of a database that nobody else has open. Blocks.
+pub fn check(file: &Path) -> Result<(), VerifyError> {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    let findings = match findings(file) {
+        Ok(findings) => findings,
+        // So badly that the check itself breaks off.
+        Err(error) => match error.sqlite_error_code() {
+            Some(DatabaseCorrupt | NotADatabase) => vec![error.to_string()],
+            Some(_) | None => return Err(error.into()),
+        },
+    };
+    if findings == ["ok"] { Ok(()) } else { Err(VerifyError::Damaged { findings }) }
+}
+
+fn findings(file: &Path) -> rusqlite::Result<Vec<String>> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(file, flags)?;
+    let mut statement = conn.prepare(&format!("PRAGMA integrity_check({FINDINGS_MAX})"))?;
+    statement.query_map((), |row| row.get(0))?.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+    use crate::clock::system_now;
+    use crate::testkit::{PREFIX, World, insert};
+
+    async fn shipped() -> (World, Place<dormouse_store::DirectoryStore>) {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let mut follower = world.follow(false);
+        world.ship(&mut follower).await;
+        insert(&app, 50, 500);
+        app.execute_batch("CREATE INDEX i ON t (a)").unwrap();
+        world.ship(&mut follower).await;
+        drop(app);
+        follower.close_clean().unwrap();
+        let store = world.store.clone();
+        let place = Place { store, prefix: PREFIX.to_owned(), host: world.host.clone() };
+        (world, place)
+    }
+
+    #[tokio::test]
+    async fn a_good_replica_is_good_and_leaves_nothing_behind() {
+        let (world, place) = shipped().await;
+        let scratch = world.dir.path().join("scratch");
+        let progress = Progress::default();
+        let done = verify(&place, Target::Latest, &scratch, u64::MAX, &progress, system_now).await;
+        let done = done.unwrap();
+        assert_eq!((done.restored.txid, done.files, done.requests), (world.txid, 2, 3));
+        assert_eq!(progress.now(), (done.bytes, done.bytes));
+        assert!(!scratch.exists());
+        let small = verify(&place, Target::Latest, &scratch, 10, &progress, system_now).await;
+        assert!(matches!(small, Err(VerifyError::TooLarge { .. })));
+        assert!(!scratch.exists());
+    }
+
+    #[tokio::test]
+    async fn a_database_that_sqlite_finds_damaged_is_told_with_the_findings() {
+        let (world, _) = shipped().await;
+        let file = fs::File::options().write(true).open(world.db()).unwrap();
+        let len = file.metadata().unwrap().len();
+        file.write_all_at(&[0xff; 4096], len - 4096).unwrap();
+        let error = check(&world.db()).unwrap_err();
+        assert!(
+            matches!(&error, VerifyError::Damaged { findings } if !findings.is_empty()),
+            "{error}"
+        );
+    }
+}

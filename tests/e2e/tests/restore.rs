@@ -1,0 +1,221 @@
+//! Restores by hand, checks and drills, through the real programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use dormouse_e2e::binary;
+use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{PATIENCE, Plan, World};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+const HOST: &str = "a.test";
+
+fn bin() -> Result<PathBuf> {
+    binary("dormouse-proxy")?;
+    binary("guestbook")?;
+    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn world(config: &str) -> Result<World> {
+    let bin = bin()?;
+    let config = format!("{}{config}", World::guestbook(&bin, "path"));
+    let world = World::started(&bin, &Plan { config, ..Plan::default() })?;
+    world.add(HOST, "guestbook")?;
+    Ok(world)
+}
+
+fn sleep(world: &World) -> Result<()> {
+    world.dormouse(&["sleep", HOST])?;
+    world.wait_state(HOST, "asleep")
+}
+
+/// `dormouse --json ARGS`.
+fn told(world: &World, args: &[&str]) -> Result<Value> {
+    let all: Vec<&str> = ["--json"].iter().chain(args).copied().collect();
+    Ok(serde_json::from_str(&world.dormouse(&all)?)?)
+}
+
+fn text(world: &World, name: &str) -> String {
+    world.path(name).display().to_string()
+}
+
+fn ltx(world: &World) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for level in fs::read_dir(world.path("store/dormouse").join(HOST).join("ltx"))? {
+        for file in fs::read_dir(level?.path())? {
+            found.push(file?.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Turns one bit in the middle of the largest file over.
+fn damage(world: &World) -> Result<()> {
+    let size = |path: &PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());
+    let file = ltx(world)?.into_iter().max_by_key(size).context("a file")?;
+    let mut bytes = fs::read(&file)?;
+    let middle = bytes.len() / 2;
+    *bytes.get_mut(middle).context("a byte")? ^= 0x10;
+    Ok(fs::write(file, bytes)?)
+}
+
+#[test]
+fn a_state_at_a_time_or_a_txid_is_planned_and_restored() -> Result<()> {
+    let world = world("")?;
+    world.sign(HOST, "one")?;
+    until(PATIENCE, "the first entry is durable", || {
+        Ok(world.host(HOST)?["lag_ms"] == 0 && world.host(HOST)?["durable_txid"] != 0)
+    })?;
+    let first = told(&world, &["restore", HOST, "--dry-run"])?;
+    let time = first["time"].as_str().context("a time")?.to_owned();
+    // The next entry is of a later millisecond.
+    until(PATIENCE, "a later time", || Ok(world.dormouse(&["list"]).is_ok()))?;
+    world.sign(HOST, "two")?;
+    sleep(&world)?;
+    let newest = told(&world, &["restore", HOST, "--dry-run"])?;
+    ensure!(newest["txid"].as_u64() > first["txid"].as_u64(), "{first} {newest}");
+    ensure!(newest["files"].as_array().is_some_and(|files| !files.is_empty()), "{newest}");
+    ensure!(newest["requests"].as_u64().is_some_and(|n| n <= 4), "{newest}");
+    ensure!(newest["bytes"].as_u64().is_some_and(|n| n > 0), "{newest}");
+    let txid = first["txid"].to_string();
+    for (name, by) in [("at.db", ["--at", &time]), ("txid.db", ["--txid", &txid])] {
+        let to = text(&world, name);
+        let done = told(&world, &["restore", HOST, "--to", &to, by[0], by[1]])?;
+        ensure!(done["txid"] == first["txid"], "{by:?}: {done}");
+        let names = names(&world.path(name))?;
+        ensure!(names == ["one"], "{by:?}: {names:?}");
+    }
+    let early = world.dormouse(&["restore", HOST, "--dry-run", "--at", "1000"]);
+    ensure!(format!("{early:?}").contains("nothing is that old"), "{early:?}");
+    let odd = world.dormouse(&["restore", HOST, "--dry-run", "--at", "tomorrow"]);
+    ensure!(format!("{odd:?}").contains("RFC 3339"), "{odd:?}");
+    world.stop()
+}
+
+fn names(database: &Path) -> Result<Vec<String>> {
+    let conn = rusqlite::Connection::open(database)?;
+    let mut statement = conn.prepare("SELECT name FROM entries ORDER BY id")?;
+    let names = statement.query_map([], |row| row.get(0))?;
+    Ok(names.collect::<rusqlite::Result<_>>()?)
+}
+
+#[test]
+fn verify_tells_a_good_replica_from_a_damaged_one_and_leaves_nothing() -> Result<()> {
+    let world = world("")?;
+    world.sign(HOST, "one")?;
+    sleep(&world)?;
+    let good = told(&world, &["verify", HOST])?;
+    ensure!(good["good"] == true && good["integrity_check"] == "ok", "{good}");
+    damage(&world)?;
+    let bad = world.dormouse(&["verify", HOST]).map_err(|error| error.to_string());
+    ensure!(bad.as_ref().is_err_and(|error| error.contains("is NOT good")), "{bad:?}");
+    let left: Vec<_> = fs::read_dir(world.path("data/.drill"))?.collect();
+    ensure!(left.is_empty(), "{left:?}");
+    world.stop()
+}
+
+#[test]
+fn a_full_disk_during_a_restore_by_hand_is_clear_and_leaves_nothing() -> Result<()> {
+    let world = world("")?;
+    for n in 0..40 {
+        world.sign(HOST, &format!("{n}-{}", "x".repeat(2000)))?;
+    }
+    sleep(&world)?;
+    let small = world.path("small");
+    fs::create_dir(&small)?;
+    mount(Some("dm"), &small, Some("tmpfs"), MsFlags::empty(), Some("size=32k"))
+        .context("this test mounts a small file system: run it as root")?;
+    let disk = Mounted(small);
+    let to = text(&world, "small/copy.db");
+    let refused = format!("{:?}", world.dormouse(&["restore", HOST, "--to", &to]));
+    let left: Vec<_> = fs::read_dir(&disk.0)?.collect();
+    ensure!(refused.contains("no room on the disk"), "{refused}");
+    ensure!(left.is_empty(), "{left:?}");
+    world.stop()
+}
+
+#[test]
+fn drills_restore_every_host_in_turn_and_say_which_is_damaged() -> Result<()> {
+    let world = world("[drill]\nevery = \"100ms\"\n")?;
+    world.sign(HOST, "one")?;
+    world.add("b.test", "guestbook")?;
+    world.sign("b.test", "two")?;
+    let drilled = |host: &str, outcome: &str| -> Result<bool> {
+        Ok(world.host(host)?["drill"]["outcome"] == outcome)
+    };
+    for host in [HOST, "b.test"] {
+        until(PATIENCE, "a good drill", || drilled(host, "good"))?;
+    }
+    sleep(&world)?;
+    damage(&world)?;
+    until(PATIENCE, "the damage is found", || drilled(HOST, "bad"))?;
+    let metrics = world.metrics()?;
+    let count = |outcome: &str| {
+        metrics.get(&format!("dormouse_drills_total{{outcome=\"{outcome}\"}}")).copied()
+    };
+    ensure!(count("good") >= Some(2.0) && count("bad") >= Some(1.0), "{metrics:?}");
+    ensure!(drilled("b.test", "good")?);
+    let log = world.log("activator.log")?;
+    ensure!(log.contains("drill: BAD") && log.contains("drill: good"), "{log}");
+    world.stop()
+}
+
+#[test]
+fn lag_and_a_stall_are_told_within_seconds_and_with_the_reason() -> Result<()> {
+    let world = world("")?;
+    world.sign(HOST, "one")?;
+    let lag = format!("dormouse_replica_lag_seconds{{host=\"{HOST}\"}}");
+    let durable = || Ok(world.metrics()?.get(&lag) == Some(&0.0));
+    until(PATIENCE, "no lag", durable)?;
+    // A store that is full.
+    let folder = world.path("store/dormouse").join(HOST).join("ltx/0");
+    mount(Some("dm"), &folder, Some("tmpfs"), MsFlags::empty(), Some("nr_inodes=1"))
+        .context("this test mounts a small file system: run it as root")?;
+    let full = Mounted(folder);
+    world.sign(HOST, "two")?;
+    let stalled = |world: &World| -> Result<String> {
+        Ok(world.host(HOST)?["replica"].as_str().unwrap_or_default().to_owned())
+    };
+    let limit = std::time::Duration::from_secs(5);
+    until(limit, "the stall is told", || Ok(stalled(&world)?.starts_with("stalled: ")))?;
+    let metrics = world.metrics()?;
+    ensure!(metrics.get(&lag).is_some_and(|seconds| *seconds > 0.0), "{metrics:?}");
+    let figure = |name: &str| metrics.get(&format!("{name}{{host=\"{HOST}\"}}")).copied();
+    ensure!(figure("dormouse_replica_stalled") == Some(1.0), "{metrics:?}");
+    ensure!(figure("dormouse_replica_behind_bytes") > Some(0.0), "{metrics:?}");
+    drop(full);
+    until(PATIENCE, "everything is uploaded", || {
+        Ok(world.metrics()?.get(&lag) == Some(&0.0) && stalled(&world)? == "following")
+    })?;
+    // A database that can no longer be followed.
+    let pid = world.host(HOST)?["pid"].as_i64().context("a pid")?;
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid)?);
+    kill(pid, Signal::SIGSTOP)?;
+    let database = world.database(HOST);
+    fs::rename(&database, world.path("gone.db"))?;
+    touch_wal(&database)?;
+    until(limit, "the follower is told", || Ok(stalled(&world)?.starts_with("detached: ")))?;
+    fs::rename(world.path("gone.db"), &database)?;
+    kill(pid, Signal::SIGCONT)?;
+    world.stop()
+}
+
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}
+
+/// A change of the WAL, which is what the follower hears of.
+fn touch_wal(database: &Path) -> Result<()> {
+    let mut wal = database.as_os_str().to_owned();
+    wal.push("-wal");
+    let mut file = fs::File::options().append(true).open(PathBuf::from(wal))?;
+    Ok(std::io::Write::write_all(&mut file, b"\0")?)
+}
