@@ -70,6 +70,22 @@ pub fn set_aside(
     Ok(fork)
 }
 
+/// Copies of this database that were set aside; what cannot be listed is not told.
+#[must_use]
+pub fn forks(database: &Path) -> Vec<PathBuf> {
+    let (Some(parent), Some(name)) = (database.parent(), database.file_name()) else {
+        return Vec::new();
+    };
+    let start = format!("{}.fork-", name.to_string_lossy());
+    let is_fork = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let side = ["-wal", "-shm", "-journal"].iter().any(|ending| name.ends_with(ending));
+        name.starts_with(&start) && !side
+    };
+    let Ok(entries) = fs::read_dir(parent) else { return Vec::new() };
+    entries.flatten().map(|entry| entry.path()).filter(is_fork).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use dormouse_core::position::{POSITION_VERSION, Position};
@@ -121,6 +137,9 @@ mod tests {
             forks.push(set_aside(&db, dir.path(), Generation(4), Txid(7)).unwrap());
             assert!(!db.exists() && !wal_path(&db).exists());
         }
+        let mut found = super::forks(&db);
+        found.sort();
+        assert_eq!(found, forks, "their side files are not forks of their own");
         assert!(forks[0].to_str().unwrap().ends_with("db.fork-4-7"));
         for (n, fork) in (0..).zip(forks) {
             assert_eq!(fs::read(&fork).unwrap(), [n]);

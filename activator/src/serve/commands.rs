@@ -129,6 +129,9 @@ pub(crate) struct HostStatus {
     pub(crate) unsynced: bool,
     /// Why its last wake or sleep did not go well.
     pub(crate) problem: Option<String>,
+    /// Local copies that were set aside, with generation and TXID in their names: `status HOST` only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) forks: Vec<String>,
 }
 
 impl Reply {
@@ -189,9 +192,10 @@ impl Driver {
             Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
             Ask::Cost => Reply::json(&self.parts.store.ledger().read()),
             Ask::Host(host) => match self.find(&host) {
-                Some(slot) => self
-                    .host_status(slot)
-                    .map_or_else(|| Reply::unknown(&host), |status| Reply::json(&status)),
+                Some(slot) => self.host_status(slot).map_or_else(
+                    || Reply::unknown(&host),
+                    |status| Reply::json(&HostStatus { forks: self.forks(slot), ..status }),
+                ),
                 None => Reply::unknown(&host),
             },
             Ask::Add { host, app } => match self.add(&host, &app) {
@@ -411,6 +415,15 @@ impl Driver {
         }
     }
 
+    /// What was set aside and is still there, by the files themselves.
+    fn forks(&self, slot: Slot) -> Vec<String> {
+        let Some(hosted) = self.hosted(slot) else { return Vec::new() };
+        let database = self.parts.paths.database(&hosted.host, &hosted.app);
+        let mut forks = dormouse_replica::inspect::forks(&database);
+        forks.sort();
+        forks.iter().map(|fork| fork.display().to_string()).collect()
+    }
+
     fn host_status(&self, slot: Slot) -> Option<HostStatus> {
         let view = self.core.host(slot)?;
         let HostView { state, run, generation, due, unsynced, problem, .. } = view;
@@ -436,6 +449,7 @@ impl Driver {
             due_ms: due.map(|due| due.0),
             unsynced,
             problem,
+            forks: Vec::new(),
         })
     }
 }
