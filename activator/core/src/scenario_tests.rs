@@ -241,6 +241,8 @@ fn a_store_that_is_away_is_told_to_those_who_wait_after_a_short_patience() {
     rig.pass(Nanos::from_secs(10));
     rig.step(Event::Sweep(Vec::new()));
     rig.settle();
+    assert_eq!(rig.core.session(rig.now).0, "live");
+    assert_eq!(rig.label(), "Asleep", "nobody waits for a backoff that has no cause any more");
     request(&mut rig);
     rig.until("Awake");
 }

@@ -32,6 +32,8 @@ pub struct Instance {
     deaf: bool,
     /// SIGKILL shows no effect before.
     stuck_until: Time,
+    /// When it was sent SIGKILL.
+    killed: Option<Time>,
     /// How long SIGKILL takes at most.
     kill_takes: Time,
     /// Who waits for health.
@@ -76,6 +78,7 @@ impl World {
             frozen: false,
             deaf: trouble && self.rng.chance(300),
             stuck_until: self.time + stuck,
+            killed: None,
             kill_takes,
             starting: Some((life, ticket)),
             waits: Vec::new(),
@@ -151,13 +154,22 @@ impl World {
         }
     }
 
+    /// SIGKILL. A second one makes it no quicker.
+    fn sigkill(&mut self, id: InstanceId) {
+        let now = self.time;
+        let alive = self.instances.get_mut(&id).filter(|instance| instance.killed.is_none());
+        let Some(instance) = alive else { return };
+        instance.killed = Some(now);
+        let stuck = instance.stuck_until.saturating_sub(self.time);
+        let most = instance.kill_takes;
+        let killed = self.rng.between(MS, most);
+        self.after(killed.max(stuck), Item::Dies(id));
+    }
+
     /// SIGKILL to each of them.
     pub fn kill_instances(&mut self, ids: &[InstanceId]) {
         for id in ids {
-            let Some(instance) = self.instances.get(id) else { continue };
-            let stuck = instance.stuck_until.saturating_sub(self.time);
-            let killed = self.rng.between(MS, instance.kill_takes);
-            self.after(killed.max(stuck), Item::Dies(*id));
+            self.sigkill(*id);
         }
     }
 
@@ -170,8 +182,7 @@ impl World {
         let Some(id) = id else {
             return self.answer_after(MS, b, ticket, Answer::Empty);
         };
-        let most = self.instances.get(&id).map_or(MS, |instance| instance.kill_takes);
-        let (drain, killed) = (self.rng.between(20, 15_000) * MS, self.rng.between(MS, most));
+        let drain = self.rng.between(20, 15_000) * MS;
         let leaving = self.ledger.leaving.contains(&b);
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let stuck = instance.stuck_until.saturating_sub(self.time);
@@ -184,7 +195,7 @@ impl World {
             instance.waits.push((life, ticket));
         }
         if kill {
-            self.after(killed.max(stuck), Item::Dies(id));
+            self.sigkill(id);
         } else if !deaf {
             self.after(drain.max(stuck), Item::Dies(id));
         }

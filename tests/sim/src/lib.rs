@@ -15,6 +15,7 @@ pub mod explore;
 pub mod guard;
 pub mod instances;
 pub mod network;
+pub mod objects;
 pub mod proxies;
 pub mod replicas;
 pub mod rng;

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
-use dormouse_sim::explore::{BOUNDS, Bounds, Report, WIDE_BOUNDS, explore};
+use dormouse_sim::explore::{BOUNDS, BREAKS, Bounds, Report, WIDE_BOUNDS, explore, found};
 use dormouse_sim::sabotage::{SABOTAGES, Sabotage};
 use dormouse_sim::story::Told;
 use dormouse_sim::{Outcome, run};
@@ -52,7 +52,8 @@ fn main() -> io::Result<ExitCode> {
     std::panic::set_hook(Box::new(|_| {}));
     if arguments.explore {
         let bounds = if arguments.wide { &WIDE_BOUNDS } else { &BOUNDS };
-        return explore_all(&mut out, bounds, arguments.states);
+        let explored = explore_all(&mut out, bounds, arguments.states)?;
+        return if explored { find_breaks(&mut out) } else { Ok(ExitCode::FAILURE) };
     }
     if let Some(seed) = arguments.seed {
         let outcome = run(seed, sabotage, Told::All);
@@ -81,19 +82,35 @@ fn explore_all(
     out: &mut impl io::Write,
     all: &[(&str, Bounds)],
     states_max: usize,
-) -> io::Result<ExitCode> {
+) -> io::Result<bool> {
     for (name, bounds) in all {
         let report = explore(&Bounds { states_max, ..*bounds });
         if let Some((what, way)) = &report.violation {
             writeln!(out, "explore: {name}: {what}, after {way:?}")?;
-            return Ok(ExitCode::FAILURE);
+            return Ok(false);
         }
         let how = if report.complete { "complete" } else { "NOT complete" };
         let Report { states, moves, depth, .. } = report;
         writeln!(out, "explore: {name}: {states} states, {moves} moves, depth {depth}, {how}")?;
         out.flush()?;
         if !report.complete {
-            return Ok(ExitCode::FAILURE);
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Each broken rule must be noticed.
+fn find_breaks(out: &mut impl io::Write) -> io::Result<ExitCode> {
+    for (sabotage, budget, invariants) in BREAKS {
+        match found(sabotage, budget, invariants) {
+            Ok(report) => {
+                writeln!(out, "explore: {sabotage:?}: found in {} states", report.states)?;
+            }
+            Err(why) => {
+                writeln!(out, "explore: {why}")?;
+                return Ok(ExitCode::FAILURE);
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -12,6 +12,7 @@ use dormouse_core::upload::{PutAnswer, Standing};
 
 use crate::clock::{S, Time};
 use crate::disk::history;
+use crate::objects::{Condition, Objects, Tags};
 use crate::rng::mix;
 
 /// One committed write of an app: its number is its content.
@@ -55,27 +56,15 @@ pub struct Restored {
     pub merged: Option<Txid>,
 }
 
-/// How the store makes tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tags {
-    /// Never twice the same.
-    Random,
-    /// Equal content, equal tag.
-    Content,
-}
-
 /// The store.
 #[derive(Clone, Debug)]
 pub struct Store {
-    tags: Tags,
-    given: u64,
-    /// Body, tag, and when it was written.
-    records: BTreeMap<RecordKey, (Vec<u8>, ETag, Time)>,
+    records: Objects<RecordKey, Vec<u8>>,
     /// Whether it tells how old a record is.
     tells_age: bool,
-    files: BTreeMap<(Host, Txid), (File, ETag)>,
+    files: Objects<(Host, Txid), File>,
     /// Full images at level 9, by their last number.
-    snapshots: BTreeMap<(Host, Txid), Vec<Write>>,
+    snapshots: Objects<(Host, Txid), Vec<Write>>,
     /// Host records as they were last written.
     pub hosts: BTreeMap<Host, HostRecord>,
     /// Session records as they were last written.
@@ -89,35 +78,24 @@ impl Store {
     #[must_use]
     pub const fn new(tags: Tags, tells_age: bool) -> Self {
         Self {
-            tags,
+            records: Objects::new(tags),
             tells_age,
-            given: 0,
-            records: BTreeMap::new(),
-            files: BTreeMap::new(),
-            snapshots: BTreeMap::new(),
+            files: Objects::new(tags),
+            snapshots: Objects::new(tags),
             hosts: BTreeMap::new(),
             sessions: BTreeMap::new(),
             ignores: (false, false, false),
         }
     }
 
-    fn tag(&mut self, content: u64) -> ETag {
-        self.given += 1;
-        let text = match self.tags {
-            Tags::Random => mix(self.given, 11),
-            Tags::Content => content,
-        };
-        ETag(format!("\"{text:x}\""))
-    }
-
     /// Reads a record.
     #[must_use]
     pub fn get(&self, key: &RecordKey, now: Time) -> Got {
-        self.records.get(key).map_or(Got::Absent, |(body, etag, written)| Got::Found {
-            body: body.clone(),
-            etag: etag.clone(),
+        self.records.get(key).map_or(Got::Absent, |object| Got::Found {
+            body: object.value.clone(),
+            etag: object.etag.clone(),
             // `Date` and `Last-Modified` are whole seconds.
-            age: self.tells_age.then_some(Nanos(now / S * S - written / S * S)),
+            age: self.tells_age.then_some(Nanos(now / S * S - object.written / S * S)),
         })
     }
 
@@ -133,16 +111,14 @@ impl Store {
             RecordKey::Host(_) => self.ignores.0,
             RecordKey::Session(_) => self.ignores.1,
         };
-        let holds = match (expect, self.records.get(key)) {
-            (Expect::Absent, None) => true,
-            (Expect::Tag(tag), Some((_, found, _))) => found == tag || ignored,
-            (Expect::Absent, Some(_)) | (Expect::Tag(_), None) => false,
+        let condition = match expect {
+            Expect::Absent => Condition::Absent,
+            Expect::Tag(_) if ignored && self.records.get(key).is_some() => Condition::None,
+            Expect::Tag(tag) => Condition::Tag(tag),
         };
-        if !holds {
-            return Wrote::ConditionFailed;
-        }
         let content = body.iter().fold(3, |hash, byte| mix(hash, u64::from(*byte)));
-        let etag = self.tag(content);
+        let put = self.records.put(key.clone(), body.to_vec(), content, condition, now);
+        let Some(etag) = put else { return Wrote::ConditionFailed };
         match key {
             RecordKey::Host(host) => {
                 if let Ok(record) = HostRecord::decode(body) {
@@ -155,33 +131,26 @@ impl Store {
                 }
             }
         }
-        self.records.insert(key.clone(), (body.to_vec(), etag.clone(), now));
         Wrote::Done(etag)
     }
 
     /// Writes a file, if its number is free.
     pub fn put_file(&mut self, host: &Host, file: &File) -> PutAnswer {
-        let key = (host.clone(), file.txid);
-        if self.files.contains_key(&key) && !self.ignores.2 {
-            return PutAnswer::ConditionFailed;
-        }
+        let condition = if self.ignores.2 { Condition::None } else { Condition::Absent };
         let content = match &file.body {
             Body::Image(writes) => history(writes),
             Body::Step { parent, writes } => mix(*parent, history(writes)),
         };
-        let etag = self.tag(content);
-        self.files.insert(key, (file.clone(), etag.clone()));
-        PutAnswer::Done { etag }
+        let key = (host.clone(), file.txid);
+        let put = self.files.put(key, file.clone(), content, condition, 0);
+        put.map_or(PutAnswer::ConditionFailed, |etag| PutAnswer::Done { etag })
     }
 
     /// Writes a snapshot, if there is none up to this number.
     pub fn put_snapshot(&mut self, host: &Host, txid: Txid, content: &[Write]) -> PutAnswer {
-        let key = (host.clone(), txid);
-        if self.snapshots.contains_key(&key) {
-            return PutAnswer::ConditionFailed;
-        }
-        self.snapshots.insert(key, content.to_vec());
-        PutAnswer::Done { etag: self.tag(history(content)) }
+        let (key, hash) = ((host.clone(), txid), history(content));
+        let put = self.snapshots.put(key, content.to_vec(), hash, Condition::Absent, 0);
+        put.map_or(PutAnswer::ConditionFailed, |etag| PutAnswer::Done { etag })
     }
 
     /// L0 files that a snapshot covers and that may go: never the newest, never a fence.
@@ -191,36 +160,38 @@ impl Store {
         let range = (host.clone(), Txid(0))..=(host.clone(), txid);
         self.files
             .range(range)
-            .filter(|((_, number), (file, _))| *number < newest && (fences_too || !file.fence))
+            .filter(|((_, number), file)| *number < newest && (fences_too || !file.value.fence))
             .map(|((_, number), _)| *number)
             .collect()
     }
 
     /// Deletes an L0 file.
     pub fn delete_file(&mut self, host: &Host, txid: Txid) {
-        self.files.remove(&(host.clone(), txid));
+        self.files.delete(&(host.clone(), txid), Condition::None);
     }
 
     /// What stands under a number.
     #[must_use]
     pub fn standing(&self, host: &Host, txid: Txid) -> Standing {
-        self.files.get(&(host.clone(), txid)).map_or(Standing::Absent, |(file, etag)| {
-            Standing::File { nonce: Some(file.nonce.clone()), etag: etag.clone() }
+        self.files.get(&(host.clone(), txid)).map_or(Standing::Absent, |file| Standing::File {
+            nonce: Some(file.value.nonce.clone()),
+            etag: file.etag.clone(),
         })
     }
 
     /// A file and its tag.
     #[must_use]
     pub fn file(&self, host: &Host, txid: Txid) -> Option<(File, ETag)> {
-        self.files.get(&(host.clone(), txid)).cloned()
+        let file = self.files.get(&(host.clone(), txid))?;
+        Some((file.value.clone(), file.etag.clone()))
     }
 
     /// The newest number.
     #[must_use]
     pub fn list(&self, host: &Host) -> Option<RemoteTip> {
         let range = (host.clone(), Txid(0))..=(host.clone(), Txid(u64::MAX));
-        let ((_, txid), (_, etag)) = self.files.range(range).next_back()?;
-        Some(RemoteTip { txid: *txid, etag: Some(etag.clone()) })
+        let ((_, txid), file) = self.files.range(range).next_back()?;
+        Some(RemoteTip { txid: *txid, etag: Some(file.etag.clone()) })
     }
 
     /// All files of a host, merged in order; an error for a gap, none when there is nothing.
@@ -228,14 +199,15 @@ impl Store {
         let Some(tip) = self.list(host) else { return Ok(None) };
         let range = (host.clone(), Txid(0))..=(host.clone(), Txid(u64::MAX));
         let base = self.snapshots.range(range).next_back();
-        let (base, content) = base.map_or((Txid(0), Vec::new()), |((_, t), c)| (*t, c.clone()));
+        let (base, content) =
+            base.map_or((Txid(0), Vec::new()), |((_, t), c)| (*t, c.value.clone()));
         let mut restored = Restored { tip: tip.clone(), content, merged: None };
         let mut number = base.next();
         while number <= tip.txid {
-            let Some((file, _)) = self.files.get(&(host.clone(), number)) else {
+            let Some(file) = self.files.get(&(host.clone(), number)) else {
                 return Err(format!("{host} has no file {number}, but {}", tip.txid));
             };
-            restored.apply(file);
+            restored.apply(&file.value);
             number = number.next();
         }
         Ok(Some(restored))

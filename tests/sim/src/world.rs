@@ -14,10 +14,11 @@ use crate::disk::Disk;
 use crate::guard::Guard;
 use crate::instances::{Instance, InstanceId};
 use crate::network::{Call, Told};
+use crate::objects::Tags;
 use crate::proxies::{Heard, Proxy, ProxyId, Request, RequestId, Said};
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
-use crate::store::{Store, Tags};
+use crate::store::Store;
 use crate::story::Story;
 use crate::tables::Table;
 

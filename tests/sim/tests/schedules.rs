@@ -357,6 +357,30 @@ fn a_box_that_is_cut_off_is_stopped_before_another_takes_its_host() {
     }
 }
 
+/// The first box is cut off at some moment between two renewals, and its app dies slowly.
+fn cut_off(at: u64) -> World {
+    let mut world = automatic(None, false);
+    write(&mut world, 0);
+    for _ in 0..at {
+        world.request(1, &the_host(), true);
+        world.run_until(world.time + S / 2);
+    }
+    world.boxes[0].outage = world.time + 100 * S;
+    taken_by_time(&mut world);
+    world
+}
+
+#[test]
+fn the_margin_covers_the_time_to_kill() {
+    for at in 20..40 {
+        let mut world = cut_off(at);
+        holds(&world);
+        assert!(world.is_served(1, &the_host()), "{}", story(&world));
+        world.calm();
+        holds(&world);
+    }
+}
+
 fn activator_stands_still(sabotage: Option<Sabotage>) -> World {
     let mut world = automatic(sabotage, true);
     write(&mut world, 0);

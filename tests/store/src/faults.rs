@@ -126,11 +126,12 @@ impl FaultProxy {
         let mut state = self.shared.lock();
         state.fault = fault;
         let listens = fault != Fault::Refuse;
-        if !listens {
-            cut_all(&mut state);
-        }
         while state.listens != listens {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !listens {
+            // Behind the last accept: one may have been under way.
+            cut_all(&mut state);
         }
     }
 

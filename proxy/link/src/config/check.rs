@@ -336,7 +336,6 @@ mod tests {
     fn values_that_do_not_fit_name_key_and_what_is_allowed() {
         for (text, key) in [
             ("[box]\nname = \"a b\"", "box.name"),
-            ("[session]\ntakeover = \"perhaps\"", "session.takeover"),
             ("[session]\nttl = \"1s\"\nmargin = \"900ms\"", "session.margin"),
             ("[store]\nkind = \"directory\"", "store.path"),
             ("[store]\nkind = \"s3\"\nregion = \"us-east-1\"", "store.bucket"),

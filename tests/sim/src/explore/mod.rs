@@ -81,6 +81,29 @@ pub const WIDE_BOUNDS: [(&str, Bounds); 3] = [
     ),
 ];
 
+const ONE: Budget = Budget { faults: 1, requests: 1, commits: 1, rests: 0, takeovers: 0 };
+
+/// Broken rules, and the invariants of which one must be found violated.
+pub const BREAKS: [(Break, Budget, &[u8]); 5] = [
+    (Break::GuardOmitted, ONE, &[1, 2]),
+    (Break::FenceOmitted, Budget { commits: 2, ..ONE }, &[3, 10]),
+    (Break::NoneMatchIgnored, Budget { commits: 2, ..ONE }, &[3, 10]),
+    (Break::HostMatchIgnored, Budget { requests: 2, ..ONE }, &[1, 2, 3, 10]),
+    (Break::NonceUnchecked, Budget { requests: 2, ..ONE }, &[1, 2]),
+];
+
+/// What a broken rule leads to: an error where nothing, or something else, is found.
+pub fn found(sabotage: Break, budget: Budget, invariants: &[u8]) -> Result<Report, String> {
+    let sabotage = Some(sabotage);
+    let report =
+        explore(&Bounds { automatic: true, budget, horizon_s: 8, states_max: 2_000_000, sabotage });
+    let what = report.violation.as_ref().map_or("nothing", |(what, _)| what.as_str());
+    if invariants.iter().any(|number| what.starts_with(&format!("invariant {number}:"))) {
+        return Ok(report);
+    }
+    Err(format!("{sabotage:?}: {what} in {} states", report.states))
+}
+
 /// How a state was first met; small, for there are millions.
 struct Visited {
     parent: u32,
