@@ -29,6 +29,12 @@ pub(crate) enum Soak {
 pub(crate) struct SoakArguments {
     /// Which one.
     name: Soak,
+    /// `kill` on SeaweedFS instead of a directory.
+    #[arg(long)]
+    s3: bool,
+    /// Seed of `kill`.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Rounds of `kill`.
     #[arg(long, default_value_t = 200)]
     rounds: u32,
@@ -42,7 +48,14 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<()> {
     match arguments.name {
         Soak::Loom => check::model(None),
         Soak::Kill => {
-            let report = dormouse_e2e::kills::rounds(&build("release")?, arguments.rounds, 1)?;
+            let weed = arguments.s3.then(|| tools::program("DORMOUSE_WEED")).transpose()?;
+            let bin = build("release")?;
+            let report = dormouse_e2e::kills::rounds(
+                &bin,
+                weed.as_deref(),
+                arguments.rounds,
+                arguments.seed,
+            )?;
             println!("soak: {report:?}");
             Ok(())
         }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use dormouse_test_store::Server;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -74,11 +75,19 @@ impl Dice {
     }
 }
 
-/// Runs that many rounds.
-pub fn rounds(bin: &Path, rounds: u32, seed: u64) -> Result<Report> {
+/// Runs that many rounds, on a directory, or on the SeaweedFS of `weed`.
+pub fn rounds(bin: &Path, weed: Option<&Path>, rounds: u32, seed: u64) -> Result<Report> {
     let config =
         format!("[session]\nttl = \"2s\"\nmargin = \"500ms\"\n{}", World::guestbook(bin, "path"));
-    let mut world = World::started(bin, &Plan { config, ..Plan::default() })?;
+    let server = weed.map(Server::seaweed_by).transpose()?;
+    let store_section = match &server {
+        None => None,
+        Some(server) => {
+            server.make_bucket("kills")?;
+            Some(server.section(&server.endpoint(), "kills", "k")?)
+        }
+    };
+    let mut world = World::started(bin, &Plan { config, store_section, ..Plan::default() })?;
     world.add(HOST, "guestbook")?;
     let mut dice = Dice(seed);
     let rows: Rows = Arc::default();
