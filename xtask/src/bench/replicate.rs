@@ -146,9 +146,6 @@ fn busy(targets: &Targets, rounds: usize) -> Result<Vec<Row>> {
     let median = |samples: &[f64]| quantile(samples, 0.5);
     let [our_cpu, their_cpu] = cpu;
     let [our_rate, their_rate, off_rate] = rate;
-    if std::env::var_os("SHOW").is_some() {
-        println!("{our_rate:.0?}\n{their_rate:.0?}\n{off_rate:.0?}");
-    }
     Ok(vec![
         row(BUSY, "cpu_s", "s", median(&our_cpu), ("litestream", median(&their_cpu))),
         row(BUSY, "app_tx_per_s", "1/s", median(&our_rate), ("off", median(&off_rate))),

@@ -16,7 +16,7 @@ use nix::sys::statvfs::statvfs;
 use rusqlite::Connection;
 
 use super::error::FollowError;
-use super::{CHECKPOINT_PAGES, Follower, ImageWhy, Place, Source};
+use super::{CHECKPOINT_PAGES, CHECKPOINT_PAGES_MAX, Follower, ImageWhy, Place, Source};
 use crate::ltx::{WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 
 impl Follower {
@@ -59,13 +59,28 @@ impl Follower {
     /// The WAL file is so long that [`Follower::maintain`] may have work.
     #[must_use]
     pub fn wal_is_long(&self) -> bool {
+        self.is_long(self.wal_len())
+    }
+
+    /// It is so long that a writer that makes no pause must be held up for it.
+    #[must_use]
+    pub fn wal_is_too_long(&self) -> bool {
+        let len = self.wal_len();
+        let is_due = len.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES_MAX);
+        self.is_long(len) && (is_due || len > self.limits.wal_bytes_max)
+    }
+
+    fn wal_len(&self) -> u64 {
         let wal = std::fs::symlink_metadata(self.database.wal_path());
-        self.is_long(wal.map_or(0, |stat| stat.len()))
+        wal.map_or(0, |stat| stat.len())
     }
 
     fn is_long(&self, offset: u64) -> bool {
-        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
-        offset.saturating_sub(self.tried_at) >= CHECKPOINT_PAGES * frame
+        offset.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES)
+    }
+
+    fn frames_len(&self, frames: u64) -> u64 {
+        frames * (u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN)
     }
 
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.

@@ -32,6 +32,9 @@ use carry::Carry;
 
 /// WAL pages after which a checkpoint is worth its barrier (the default of `SQLite` itself).
 pub const CHECKPOINT_PAGES: u64 = 1000;
+/// WAL pages after which it is not put off any more until the writer makes a pause: a writer that
+/// meets the barrier waits for whole milliseconds by `SQLite`'s own steps.
+pub const CHECKPOINT_PAGES_MAX: u64 = 4 * CHECKPOINT_PAGES;
 
 /// Why the next L0 must be a full image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
