@@ -60,7 +60,6 @@ const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
-    dormouse_instances::share_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

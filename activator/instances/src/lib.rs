@@ -6,16 +6,12 @@
 //! nothing of it is left, not when its first process has exited.
 //!
 //! Decides nothing: when to stop, and how long to wait, is the caller's. Knows no database, no store.
-#![expect(
-    unsafe_code,
-    reason = "custody of clone, exec and descriptors inherited over it, and of the heap"
-)]
+#![expect(unsafe_code, reason = "custody of clone, exec and descriptors inherited over it")]
 
 mod cgroup;
 mod environment;
 mod health;
 mod instance;
-mod memory;
 mod nursery;
 mod processes;
 mod spawn;
@@ -23,5 +19,4 @@ mod spawn;
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
 pub use instance::Instance;
-pub use memory::share_heap;
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use dormouse_e2e::world::{Plan, World};
+use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{PATIENCE, Plan, World};
 use dormouse_test_store::FaultProxy;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
@@ -27,6 +28,8 @@ const ROUNDS: usize = 7;
 /// Rows of about 1 KiB, four fifths of it random.
 const ROWS_200MB: u32 = 180_000;
 const ROWS_1MB: u32 = 900;
+/// Commits of an awake host, each uploaded by itself.
+const UPLOADS: u32 = 8;
 
 /// All cases that are wanted.
 pub(crate) fn run(bench: &Bench) -> Result<Vec<Row>> {
@@ -105,7 +108,7 @@ impl<'a> Source<'a> {
         rows.push(self.row("rss_over_idle_mib", "MiB", over, None));
         rows.push(self.row("bare_copy_fsync_s", "s", quantile(&bare, 0.5), None));
         if let Some((_, proxy)) = &self.remote {
-            rows.extend(self.wakes(proxy)?);
+            rows.extend(self.wakes(bin, proxy)?);
         }
         self.world.stop()?;
         Ok(rows)
@@ -126,14 +129,23 @@ impl<'a> Source<'a> {
         rows
     }
 
-    /// What a wake asks of the store when the local copy is lost: of a host that is asleep, and of
-    /// one whose box was lost while it was awake and had many uploads.
-    fn wakes(&self, proxy: &FaultProxy) -> Result<Vec<Row>> {
+    /// What is read of the store when the local copy of a sleeping host is lost; and, once it is
+    /// awake and has made some uploads, by a restore elsewhere.
+    fn wakes(&self, bin: &Path, proxy: &FaultProxy) -> Result<Vec<Row>> {
         self.world.lose_copy(HOST)?;
         let before = reads(proxy);
         self.world.get(HOST, "/api/count")?;
-        let slept = reads(proxy) - before;
-        Ok(vec![self.row("wake_reads", "", slept, None)])
+        let woken = reads(proxy) - before;
+        for n in 0..UPLOADS {
+            let before = uploads(proxy);
+            self.world.sign(HOST, &n.to_string())?;
+            until(PATIENCE, "an upload", || Ok(uploads(proxy) > before))?;
+        }
+        let awake = self.take(&mut self.ours(bin, &self.path("awake.db")))?.requests;
+        Ok(vec![
+            self.row("wake_reads", "", woken, None),
+            self.row("store_requests_awake", "", awake, None),
+        ])
     }
 
     fn row(
@@ -221,6 +233,12 @@ fn replica_requests(proxy: &FaultProxy) -> f64 {
 fn reads(proxy: &FaultProxy) -> f64 {
     let is_read = |line: &&String| line.starts_with("GET ") && !line.contains("/sessions/");
     count(proxy.requests().iter().filter(is_read))
+}
+
+/// Uploads of level 0 that were answered until now.
+fn uploads(proxy: &FaultProxy) -> f64 {
+    let is_upload = |line: &&String| line.starts_with("PUT ") && line.contains("/0000/");
+    count(proxy.answered().iter().filter(is_upload))
 }
 
 fn count<'a>(lines: impl Iterator<Item = &'a String>) -> f64 {
