@@ -18,7 +18,7 @@ use rusqlite::Connection;
 
 use super::cores::{self, Cores};
 use super::process::{clock, memory_mib};
-use super::stores::{BUCKET, Remote, litestream_command};
+use super::stores::{BUCKET, Remote, litestream_command, litestream_config};
 use super::{Bench, Row, quantile};
 use crate::shell::build;
 use crate::tools;
@@ -183,10 +183,10 @@ impl<'a> Source<'a> {
     fn stock(&self, litestream: &Path, to: &Path) -> Result<Command> {
         let mut command = litestream_command(litestream);
         command.args(["restore", "-o"]).arg(to);
-        if let Some((remote, proxy)) = &self.remote {
+        if let Some((_, proxy)) = &self.remote {
             let (database, prefix) = (self.path("any.db"), format!("dormouse/{HOST}"));
             let folder = self.world.folder();
-            let config = remote.litestream_config(folder, &database, &proxy.endpoint(), &prefix)?;
+            let config = litestream_config(folder, &database, &proxy.endpoint(), &prefix)?;
             command.arg("-config").arg(config).arg(database);
         } else {
             let replica = self.path("store/dormouse").join(HOST);

@@ -39,26 +39,6 @@ impl Remote {
         delayed(self.server.address(), round_trip)
     }
 
-    /// Litestream's config for one database, in a file of this folder.
-    pub(crate) fn litestream_config(
-        &self,
-        folder: &Path,
-        database: &Path,
-        endpoint: &str,
-        prefix: &str,
-    ) -> Result<PathBuf> {
-        let path = folder.join("litestream.yml");
-        let text = format!(
-            "dbs:\n  - path: {}\n    replica:\n      type: s3\n      bucket: {BUCKET}\n      \
-             path: {prefix}\n      endpoint: {endpoint}\n      region: us-east-1\n      \
-             force-path-style: true\n      access-key-id: {ACCESS_KEY}\n      \
-             secret-access-key: {SECRET_KEY}\n",
-            database.display()
-        );
-        fs::write(&path, text)?;
-        Ok(path)
-    }
-
     /// Median of a PUT on an open connection through a proxy with this round trip, milliseconds:
     /// to the server's own port for files, which asks for no signature.
     pub(crate) fn bare_put_ms(&self, round_trip: Duration) -> Result<f64> {
@@ -81,6 +61,25 @@ impl Remote {
         }
         Ok(quantile(&samples, 0.5))
     }
+}
+
+/// Litestream's config for one database, in a file of this folder.
+pub(crate) fn litestream_config(
+    folder: &Path,
+    database: &Path,
+    endpoint: &str,
+    prefix: &str,
+) -> Result<PathBuf> {
+    let path = folder.join("litestream.yml");
+    let text = format!(
+        "dbs:\n  - path: {}\n    replica:\n      type: s3\n      bucket: {BUCKET}\n      \
+         path: {prefix}\n      endpoint: {endpoint}\n      region: us-east-1\n      \
+         force-path-style: true\n      access-key-id: {ACCESS_KEY}\n      \
+         secret-access-key: {SECRET_KEY}\n",
+        database.display()
+    );
+    fs::write(&path, text)?;
+    Ok(path)
 }
 
 fn delayed(target: SocketAddr, round_trip: Duration) -> Result<FaultProxy> {

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use rusqlite::Connection;
 
 use crate::bench::process::clock;
-use crate::bench::stores::{BUCKET, Remote, litestream_command};
+use crate::bench::stores::{BUCKET, Remote, litestream_command, litestream_config};
 
 const HOST: &str = "bench.test";
 /// Uploads that do not come for so long do not come any more: Litestream looks once a second.
@@ -180,7 +180,7 @@ impl Targets {
         let world = World::started(bin, &plan)?;
         let (folder, database) = (world.path("stock"), world.path("stock/stock.db"));
         fs::create_dir(&folder)?;
-        let config = remote.litestream_config(&folder, &database, &other.endpoint(), "stock")?;
+        let config = litestream_config(&folder, &database, &other.endpoint(), "stock")?;
         let mut command = litestream_command(litestream);
         command.args(["replicate", "-config"]).arg(config);
         Self::with(world, Seen::Wire(Rc::new(mine)), Seen::Wire(Rc::new(other)), command)
