@@ -232,7 +232,11 @@ impl Targets {
     pub(super) fn stop(self) -> Result<()> {
         self.only(&self.ours)?;
         let Self { ours, litestream, off, world, stock } = self;
-        drop((ours, litestream, off, stock));
-        world.stop()
+        let Target { app, seen, .. } = ours;
+        drop((app, litestream, off, stock));
+        let stopped = world.stop();
+        // A proxy before the store: needed until the last upload.
+        drop(seen);
+        stopped
     }
 }
