@@ -13,6 +13,7 @@ mod edge;
 mod process;
 mod replicate;
 mod restore;
+mod stores;
 mod wake;
 
 /// Which benchmarks, and where the rows go.
@@ -24,9 +25,32 @@ pub(crate) struct Arguments {
     /// Fewer rounds, for a first look.
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Only cases whose names begin so, as `replicate/idle`.
+    #[arg(long, value_name = "CASE")]
+    pub(crate) only: Option<String>,
     /// Where the JSON list of rows goes.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+}
+
+/// How it is measured.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pub(crate) quick: bool,
+    only: Option<String>,
+}
+
+impl Bench {
+    /// Rounds of a quick run, the fewest whose median means something.
+    const ROUNDS_QUICK: usize = 5;
+
+    fn wants(&self, case: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| case.starts_with(only.as_str()))
+    }
+
+    const fn rounds(&self, whole: usize) -> usize {
+        if self.quick { Self::ROUNDS_QUICK } else { whole }
+    }
 }
 
 /// One figure.
@@ -70,12 +94,13 @@ impl Row {
 
 /// Runs the benchmarks in order.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let bench = Bench { quick: arguments.quick, only: arguments.only.clone() };
     let mut rows = Vec::new();
     for name in &arguments.names {
         rows.extend(match name.as_str() {
             "edge" => edge::run(arguments.quick)?,
-            "replicate" => replicate::run(arguments.quick)?,
-            "restore" => restore::run(arguments.quick)?,
+            "replicate" => replicate::run(&bench)?,
+            "restore" => restore::run(&bench)?,
             "wake" => wake::run(arguments.quick)?,
             _ => bail!("no benchmark {name:?}; allowed: wake, edge, replicate, restore"),
         });

@@ -12,7 +12,7 @@ use dormouse_core::ids::{ETag, Nonce, Txid};
 use dormouse_core::upload::{PutAnswer, Standing};
 use dormouse_store::{LtxKey, Store};
 
-use crate::follow::{CheckpointStyle, FollowError, Follower, WalMark};
+use crate::follow::{FollowError, Follower, WalMark};
 use crate::ltx::{Encoder, Encoding, Header, LtxError, Pgno, WAL_HEADER_LEN};
 use crate::put::{Kind, Place};
 use crate::restore::Restored;
@@ -112,10 +112,9 @@ impl Fence {
         nonce: &Nonce,
         timestamp_ms: i64,
     ) -> Result<Self, FenceError> {
-        let style = CheckpointStyle::BackfillFirst;
         let before = Txid(txid.0.saturating_sub(1));
         let mark = WalMark::load(state_dir, before);
-        let mut follower = Follower::open_at(database, state_dir, mark.as_ref(), style)?;
+        let mut follower = Follower::open_at(database, state_dir, mark.as_ref())?;
         follower.poll()?;
         let file = match follower.spool(txid, nonce, timestamp_ms)? {
             Some(file) => file,

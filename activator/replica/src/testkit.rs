@@ -7,7 +7,7 @@ use dormouse_core::ids::{Host, Nonce, Txid};
 use dormouse_store::{Body, Condition, DirectoryStore, LtxKey, Metadata, PutOutcome, Store};
 use rusqlite::Connection;
 
-use crate::follow::{CheckpointStyle, Follower};
+use crate::follow::Follower;
 use crate::restore::{RestoreError, Restored, Target, restore};
 
 pub(crate) const PREFIX: &str = "p";
@@ -45,8 +45,7 @@ impl World {
     }
 
     pub(crate) fn follow(&self, is_current: bool) -> Follower {
-        let style = CheckpointStyle::BackfillFirst;
-        Follower::open(&self.db(), &self.state(), is_current, style).unwrap()
+        Follower::open(&self.db(), &self.state(), is_current).unwrap()
     }
 
     /// Spools what is pending and puts it into the store; whether there was anything.

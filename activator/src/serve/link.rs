@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
@@ -38,7 +38,10 @@ type Parcel = (Vec<u8>, Vec<OwnedFd>);
 /// The sending half of one proxy's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
-    queue: mpsc::SyncSender<Parcel>,
+    queue: mpsc::Sender<Parcel>,
+    /// Parcels that the writer has not taken: a bounded channel would take the memory for all of
+    /// them at once.
+    waiting: Arc<AtomicUsize>,
     connection: Arc<Connection>,
 }
 
@@ -59,7 +62,9 @@ impl Sender {
     /// A full queue or a dead writer cuts the connection: a proxy that misses one message must
     /// miss all, so that it comes again and is told everything anew.
     fn push(&self, bytes: Vec<u8>, fds: Vec<OwnedFd>) {
-        if self.queue.try_send((bytes, fds)).is_err() {
+        // Never counted down again where it was full: the next one is missed, too.
+        let is_full = self.waiting.fetch_add(1, Ordering::Relaxed) >= QUEUE_MAX;
+        if is_full || self.queue.send((bytes, fds)).is_err() {
             let cut = shutdown(self.connection.as_raw_fd(), Shutdown::Both);
             tracing::warn!(cut = cut.is_ok(), "a proxy does not read its link");
         }
@@ -119,17 +124,21 @@ fn serve(
     tell: impl Fn(LinkEvent) -> bool + Clone + Send + 'static,
 ) -> io::Result<()> {
     let connection = Arc::new(connection);
-    let (queue, messages) = mpsc::sync_channel::<Parcel>(QUEUE_MAX);
+    let (queue, messages) = mpsc::channel::<Parcel>();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let sender =
+        Sender { queue, waiting: Arc::clone(&waiting), connection: Arc::clone(&connection) };
     let writer = Arc::clone(&connection);
     thread::Builder::new().name("link-write".to_owned()).spawn(move || {
         for (bytes, fds) in messages {
+            waiting.fetch_sub(1, Ordering::Relaxed);
             if write(&writer, &bytes, &fds).is_err() {
                 return;
             }
         }
     })?;
     thread::Builder::new().name("link-read".to_owned()).spawn(move || {
-        if let Err(error) = read(&connection, number, queue, &tell) {
+        if let Err(error) = read(&connection, number, sender, &tell) {
             tracing::warn!(%error, connection = number, "a proxy's link broke");
         }
         tell(LinkEvent::Gone { connection: number });
@@ -152,7 +161,7 @@ fn write(connection: &Connection, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<(
 fn read(
     connection: &Arc<Connection>,
     number: u64,
-    queue: mpsc::SyncSender<Parcel>,
+    sender: Sender,
     tell: &impl Fn(LinkEvent) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -171,7 +180,6 @@ fn read(
     };
     let Some(first) = next()? else { return Ok(()) };
     let hello: ProxyHello = decode_hello(&first).map_err(io::Error::other)?;
-    let sender = Sender { queue, connection: Arc::clone(connection) };
     if !tell(LinkEvent::Connected { connection: number, hello, sender }) {
         return Ok(());
     }

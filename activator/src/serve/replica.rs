@@ -16,7 +16,7 @@ use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{self, CheckpointStyle, FollowError, Limits};
+use dormouse_replica::follow::{self, FollowError, Limits};
 use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
@@ -409,8 +409,6 @@ impl HostReplica {
             state_dir: self.state_dir.clone(),
             generation,
             upload: self.upload,
-            // Nothing is known of the app's SQLite: it may have the WAL-reset race.
-            checkpoints: CheckpointStyle::BarrierThroughout,
             limits: self.rules.limits,
             levels: self.rules.levels,
             budget: self.rules.budget.clone(),

@@ -17,7 +17,7 @@ use dormouse_core::upload::UploadSettings;
 use dormouse_replica::clock::system_now;
 use dormouse_replica::compact::{Closed, Terms, compact};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{CheckpointStyle, Limits};
+use dormouse_replica::follow::Limits;
 use dormouse_replica::levels::{Budget, Inventory, LevelSettings};
 use dormouse_replica::position_file;
 use dormouse_replica::put::Place;
@@ -66,7 +66,6 @@ impl World {
             state_dir: self.state(),
             generation: Generation(1),
             upload: UploadSettings::default(),
-            checkpoints: CheckpointStyle::BackfillFirst,
             limits: Limits::default(),
             levels: self.levels,
             budget: Budget::default(),

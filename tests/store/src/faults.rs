@@ -46,6 +46,8 @@ struct Seen {
     connections: u64,
     /// First line of each request.
     requests: Vec<String>,
+    /// Of each that was answered, and when the answer passes on.
+    answered: Vec<(Instant, String)>,
 }
 
 #[derive(Debug)]
@@ -146,6 +148,15 @@ impl FaultProxy {
     pub fn requests(&self) -> Vec<String> {
         self.shared.lock().seen.requests.clone()
     }
+
+    /// First lines of the requests whose answers have begun to reach the client, oldest first.
+    #[must_use]
+    pub fn answered(&self) -> Vec<String> {
+        let now = now();
+        let state = self.shared.lock();
+        let passed = state.seen.answered.iter().filter(|(due, _)| *due <= now);
+        passed.map(|(_, line)| line.clone()).collect()
+    }
 }
 
 impl Drop for FaultProxy {
@@ -212,6 +223,8 @@ fn connect(client: TcpStream, target: SocketAddr, shared: &Arc<Shared>) {
 struct Exchange {
     /// Method of the request on its way.
     method: String,
+    /// Its first line, until its answer begins.
+    line: Option<String>,
     /// Bytes of its answer until now.
     answered: usize,
 }
@@ -269,7 +282,7 @@ impl Joined {
             if let Some(line) = first_line(bytes) {
                 let method = line.split(' ').next().unwrap_or_default().to_owned();
                 *self.exchange.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Exchange { method, answered: 0 };
+                    Exchange { method, line: Some(line.clone()), answered: 0 };
                 state.seen.requests.push(line);
             }
             let due = now() + state.delay;
@@ -295,6 +308,12 @@ impl Joined {
             };
             exchange.answered += bytes.len();
             let due = now() + state.delay;
+            if !is_interim
+                && !bytes.is_empty()
+                && let Some(line) = exchange.line.take()
+            {
+                state.seen.answered.push((due, line));
+            }
             drop(exchange);
             drop(state);
             if to_client.send((due, bytes.to_vec())).is_err() || is_cut {

@@ -132,7 +132,13 @@ impl Server {
         self.s3
     }
 
-    /// The same as an URL.
+    /// Where files are taken and given without a signature, if there is such a port.
+    #[must_use]
+    pub const fn filer(&self) -> Option<SocketAddr> {
+        self.filer
+    }
+
+    /// [`Server::address`] as an URL.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.s3)

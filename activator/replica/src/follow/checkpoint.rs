@@ -1,7 +1,14 @@
 //! Checkpoints of ours: they let the WAL be reused without losing a frame.
 //!
-//! Most is backfilled while writers go on; the rest is copied and backfilled under a write
-//! barrier (`BEGIN IMMEDIATE` on a second connection), so that writers wait milliseconds.
+//! Most is backfilled and synced while writers go on; the rest is copied and backfilled under a
+//! write barrier (`BEGIN IMMEDIATE` on a second connection), so that writers wait milliseconds.
+//!
+//! An app's `SQLite` up to 3.51.2 has the WAL-reset race: a checkpoint that has read the WAL's
+//! length before a writer starts the WAL anew counts frames as copied that were not. It cannot
+//! happen to ours: the first part runs while our read transaction is open. On a read mark above 0
+//! that transaction keeps every writer from starting the WAL anew; on mark 0 it keeps every
+//! checkpoint from copying. The second part lets it go, and runs under the barrier, where nobody
+//! writes.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -9,28 +16,8 @@ use nix::sys::statvfs::statvfs;
 use rusqlite::Connection;
 
 use super::error::FollowError;
-use super::{CHECKPOINT_PAGES, Follower, ImageWhy, Place, Source};
+use super::{CHECKPOINT_PAGES, CHECKPOINT_PAGES_MAX, Follower, ImageWhy, Place, Source};
 use crate::ltx::{WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
-
-/// What may run while the app writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckpointStyle {
-    /// Backfill most without a barrier: for apps whose `SQLite` is newer than 3.51.2.
-    BackfillFirst,
-    /// Everything under the barrier: an older `SQLite` may reset the WAL at the wrong moment.
-    BarrierThroughout,
-}
-
-impl CheckpointStyle {
-    /// WAL pages after which a checkpoint is tried. A whole checkpoint under the barrier holds
-    /// writers up for its fsync: there it comes less often.
-    const fn pages(self) -> u64 {
-        match self {
-            Self::BackfillFirst => CHECKPOINT_PAGES,
-            Self::BarrierThroughout => 4 * CHECKPOINT_PAGES,
-        }
-    }
-}
 
 impl Follower {
     /// Checkpoints when the WAL has grown enough since the last try.
@@ -72,13 +59,28 @@ impl Follower {
     /// The WAL file is so long that [`Follower::maintain`] may have work.
     #[must_use]
     pub fn wal_is_long(&self) -> bool {
+        self.is_long(self.wal_len())
+    }
+
+    /// It is so long that a writer that makes no pause must be held up for it.
+    #[must_use]
+    pub fn wal_is_too_long(&self) -> bool {
+        let len = self.wal_len();
+        let is_due = len.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES_MAX);
+        self.is_long(len) && (is_due || len > self.limits.wal_bytes_max)
+    }
+
+    fn wal_len(&self) -> u64 {
         let wal = std::fs::symlink_metadata(self.database.wal_path());
-        self.is_long(wal.map_or(0, |stat| stat.len()))
+        wal.map_or(0, |stat| stat.len())
     }
 
     fn is_long(&self, offset: u64) -> bool {
-        let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
-        offset.saturating_sub(self.tried_at) >= self.style.pages() * frame
+        offset.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES)
+    }
+
+    fn frames_len(&self, frames: u64) -> u64 {
+        frames * (u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN)
     }
 
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
@@ -86,14 +88,7 @@ impl Follower {
         let mut barrier = self.database.connect()?;
         self.poll()?;
         self.carry_pending()?;
-        if self.style == CheckpointStyle::BackfillFirst {
-            self.advance(&mut barrier)?;
-            self.database.checkpoint(&barrier, "PASSIVE")?;
-        }
-        // What is on disk before the barrier need not be waited for under it.
-        self.wal()?
-            .sync_data()
-            .map_err(|error| FollowError::io(self.database.wal_path(), error))?;
+        self.backfill_most(&mut barrier)?;
         match self.database.barrier(&mut barrier) {
             Ok(()) => (),
             // A long write transaction of the app: the next try comes with the next growth.
@@ -108,6 +103,30 @@ impl Follower {
         self.locked_at = end.offset;
         self.blocks_backfill = is_complete;
         self.database.run(&barrier, "write barrier", "ROLLBACK")
+    }
+
+    /// Backfills while writers go on, and waits for the disk: what is there already need not be
+    /// waited for under the barrier.
+    fn backfill_most(&mut self, spare: &mut Connection) -> Result<(), FollowError> {
+        self.advance(spare)?;
+        self.backfill_pinned(spare)?;
+        self.wal()?
+            .sync_data()
+            .map_err(|error| FollowError::io(self.database.wal_path(), error))?;
+        // A checkpoint that could not copy everything leaves this to the next one.
+        self.database.sync()
+    }
+
+    /// A checkpoint beside writers: only under our read transaction, see above.
+    pub(super) fn backfill_pinned(&self, spare: &Connection) -> Result<(), FollowError> {
+        if self.reader.is_autocommit() {
+            return Ok(());
+        }
+        match self.database.checkpoint(spare, "PASSIVE") {
+            // Locked: a checkpoint of the app runs, and does it.
+            Ok(_) | Err(FollowError::Locked { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Under the barrier: drops the read lock, backfills, takes it again. Whether every frame is

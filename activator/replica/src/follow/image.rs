@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::error::FollowError;
-use super::{CheckpointStyle, Follower, ImageWhy, Place};
+use super::{Follower, ImageWhy, Place};
 use crate::ltx::Pgno;
 use crate::wal::{Scan, WalEnd, WalHeader};
 
@@ -20,13 +20,8 @@ impl Follower {
     /// Takes a stable view of the whole database under a short write barrier.
     pub(super) fn view(&mut self) -> Result<(Image, Place), FollowError> {
         let mut barrier = self.database.connect()?;
-        if self.style == CheckpointStyle::BackfillFirst {
-            // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
-            match self.database.checkpoint(&barrier, "PASSIVE") {
-                Ok(_) | Err(FollowError::Locked { .. }) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
+        self.backfill_pinned(&barrier)?;
         self.database.barrier(&mut barrier)?;
         let (is_complete, known) = self.relock()?;
         // By the connection that goes: the question makes it keep the schema.

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use dormouse_core::ids::{Nonce, Txid};
 use rusqlite::Connection;
 
-pub use checkpoint::CheckpointStyle;
 pub(crate) use database::{Database, wal_path};
 pub use error::FollowError;
 pub use mark::WalMark;
@@ -33,6 +32,9 @@ use carry::Carry;
 
 /// WAL pages after which a checkpoint is worth its barrier (the default of `SQLite` itself).
 pub const CHECKPOINT_PAGES: u64 = 1000;
+/// WAL pages after which it is not put off any more until the writer makes a pause: a writer that
+/// meets the barrier waits for whole milliseconds by `SQLite`'s own steps.
+pub const CHECKPOINT_PAGES_MAX: u64 = 4 * CHECKPOINT_PAGES;
 
 /// Why the next L0 must be a full image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +148,6 @@ pub struct Follower {
     /// Pages of the database after the newest L0.
     page_count: u32,
     state_dir: PathBuf,
-    style: CheckpointStyle,
     limits: Limits,
     /// Last: closed after the connections, or their locks would go.
     database: Database,
@@ -157,12 +158,7 @@ impl Follower {
     ///
     /// `is_current` says that the file equals an acknowledged L0: then, if no WAL is there, the
     /// next WAL counts from its start. Without it the next L0 is a full image.
-    pub fn open(
-        path: &Path,
-        state_dir: &Path,
-        is_current: bool,
-        style: CheckpointStyle,
-    ) -> Result<Self, FollowError> {
+    pub fn open(path: &Path, state_dir: &Path, is_current: bool) -> Result<Self, FollowError> {
         let database = Database::open(path)?;
         let page_size = database.wal_page_size()?;
         let had_wal = std::fs::symlink_metadata(database.wal_path()).is_ok_and(|s| s.len() > 0);
@@ -183,7 +179,6 @@ impl Follower {
             carry: Carry::new(state_dir),
             page_count,
             state_dir: state_dir.to_owned(),
-            style,
             limits: Limits::default(),
             database,
         })
@@ -195,9 +190,8 @@ impl Follower {
         path: &Path,
         state_dir: &Path,
         mark: Option<&WalMark>,
-        style: CheckpointStyle,
     ) -> Result<Self, FollowError> {
-        let mut follower = Self::open(path, state_dir, false, style)?;
+        let mut follower = Self::open(path, state_dir, false)?;
         let Some(mark) = mark else { return Ok(follower) };
         // Under the read lock: what is proven now holds from now on.
         if let Some(end) = mark.proven(&follower.database)? {

@@ -149,9 +149,7 @@ async fn a_generation_that_nobody_sealed_calls_for_a_full_image() {
 fn links_and_other_kinds_of_files_are_refused() {
     let world = World::new();
     drop(world.app(4096));
-    let open = |path: &Path| {
-        Follower::open(path, &world.state(), false, CheckpointStyle::BackfillFirst).unwrap_err()
-    };
+    let open = |path: &Path| Follower::open(path, &world.state(), false).unwrap_err();
     let link = world.dir.path().join("data/link");
     std::os::unix::fs::symlink(world.db(), &link).unwrap();
     assert!(matches!(open(&link), FollowError::Unsafe { why: "a symbolic link", .. }));
@@ -167,9 +165,7 @@ fn other_journal_modes_and_other_files_are_named() {
     let app = world.app(4096);
     app.pragma_update(None, "journal_mode", "delete").unwrap();
     drop(app);
-    let open = |path: &Path| {
-        Follower::open(path, &world.state(), false, CheckpointStyle::BackfillFirst).unwrap_err()
-    };
+    let open = |path: &Path| Follower::open(path, &world.state(), false).unwrap_err();
     assert!(matches!(open(&world.db()), FollowError::NotWal { .. }));
     let other = world.dir.path().join("data/other");
     std::fs::write(&other, vec![7; 8192]).unwrap();
@@ -181,8 +177,7 @@ fn an_exclusive_lock_is_named() {
     let world = World::new();
     drop(world.app(4096));
     let mut child = child("exclusive", &world.db());
-    let error = Follower::open(&world.db(), &world.state(), false, CheckpointStyle::BackfillFirst)
-        .unwrap_err();
+    let error = Follower::open(&world.db(), &world.state(), false).unwrap_err();
     assert!(matches!(error, FollowError::Locked { .. }), "{error}");
     end(&mut child);
 }

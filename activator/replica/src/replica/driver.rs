@@ -22,6 +22,8 @@ use crate::{inspect, position_file, spool};
 
 /// After an event the watch stays unarmed so long: a busy writer costs 100 events a second.
 const REARM: Nanos = Nanos::from_millis(10);
+/// A writer that wrote nothing for so long after the watch was armed makes a pause.
+const PAUSE: Nanos = Nanos::from_millis(20);
 const ATTACH_MIN: Nanos = Nanos::from_millis(100);
 const ATTACH_MAX: Nanos = Nanos::from_secs(5);
 
@@ -57,6 +59,8 @@ pub(super) struct Driver<S> {
     uploader: Uploader,
     subscription: Subscription,
     watch: Watch,
+    /// When a checkpoint is due, should the writer make a pause until then.
+    pause: Option<Mono>,
     attach: Option<(Mono, Nanos)>,
     /// Of the chain so far.
     page_size: Option<PageSize>,
@@ -100,6 +104,7 @@ impl<S: Store> Driver<S> {
             follower,
             subscription,
             watch: Watch::Rearm(now.mono),
+            pause: None,
             attach,
             in_flight: None,
             asked_since: None,
@@ -182,15 +187,19 @@ impl<S: Store> Driver<S> {
             Some(_) => None,
             None => self.gatherer.next_due(self.now()),
         };
-        [self.uploader.next_due(), rearm, attach, finish, levels].into_iter().flatten().min()
+        [self.uploader.next_due(), rearm, self.pause, attach, finish, levels]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     async fn on_fired(&mut self) {
         self.watch = Watch::Rearm(self.now().mono + REARM);
+        self.pause = None;
         if self.uploader.dirty_since().is_none() {
             self.step(UploadInput::Committed).await;
         }
-        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+        if self.follower.as_ref().is_some_and(Follower::wal_is_too_long) {
             self.maintain().await;
         }
     }
@@ -205,6 +214,10 @@ impl<S: Store> Driver<S> {
             && self.follower.is_some()
         {
             self.rearm().await;
+        }
+        if self.pause.is_some_and(|at| at <= now.mono) {
+            self.pause = None;
+            self.maintain().await;
         }
         self.step(UploadInput::Tick).await;
         // Last: an L0 is never kept waiting.
@@ -225,6 +238,9 @@ impl<S: Store> Driver<S> {
         }
         if self.uploader.dirty_since().is_none() {
             self.look().await;
+        }
+        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+            self.pause = Some(self.now().mono + PAUSE);
         }
     }
 
@@ -391,7 +407,7 @@ impl<S: Store> Driver<S> {
                 self.step(UploadInput::Compared(standing)).await;
             }
         }
-        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+        if self.follower.as_ref().is_some_and(Follower::wal_is_too_long) {
             self.maintain().await;
         }
         if self.is_settled() && self.watch != Watch::Armed {

@@ -32,7 +32,6 @@ async fn start(
         state_dir: world.state(),
         generation: Generation(3),
         upload: UploadSettings { burst: 1000, ..UploadSettings::default() },
-        checkpoints: CheckpointStyle::BackfillFirst,
         limits: Limits::default(),
         levels,
         budget: budget.clone(),

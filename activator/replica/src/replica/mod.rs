@@ -21,7 +21,7 @@ use dormouse_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::follow::{CheckpointStyle, FollowError, Follower, ImageWhy, Limits, wal_path};
+use crate::follow::{FollowError, Follower, ImageWhy, Limits, wal_path};
 use crate::levels::{self, Budget, Inventory, LevelSettings};
 use crate::position_file::{self, PositionFileError};
 use crate::put::Place;
@@ -43,8 +43,6 @@ pub struct Settings {
     pub generation: Generation,
     /// Class and bounds of the uploads.
     pub upload: UploadSettings,
-    /// What is known of the app's `SQLite`.
-    pub checkpoints: CheckpointStyle,
     /// What replication may cost the app's disk.
     pub limits: Limits,
     /// When levels are made and how long their files are kept.
@@ -298,8 +296,8 @@ fn find(settings: &Settings, base: &Base) -> Result<Found, OpenError> {
 }
 
 fn open_follower(settings: &Settings, is_current: bool) -> Result<Follower, FollowError> {
-    let Settings { database, state_dir, checkpoints, limits, .. } = settings;
-    let mut follower = Follower::open(database, state_dir, is_current, *checkpoints)?;
+    let Settings { database, state_dir, limits, .. } = settings;
+    let mut follower = Follower::open(database, state_dir, is_current)?;
     follower.set_limits(*limits);
     Ok(follower)
 }

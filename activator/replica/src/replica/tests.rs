@@ -23,7 +23,6 @@ async fn open_on<S: Store>(world: &World, store: S, base: Base) -> (Replica<S>, 
         state_dir: world.state(),
         generation: Generation(3),
         upload: UploadSettings { retry_min: Nanos::from_millis(1), ..UploadSettings::default() },
-        checkpoints: CheckpointStyle::BackfillFirst,
         limits: Limits::default(),
         levels: LevelSettings::default(),
         budget: Budget::default(),
@@ -94,6 +93,37 @@ async fn a_visit_that_writes_nothing_uploads_nothing() {
     drop(app);
     let second = running.finish(BUDGET).await;
     assert_eq!(second, first);
+}
+
+/// Frames of the WAL, and how many of them are in the database file.
+fn frames(app: &rusqlite::Connection) -> (i64, i64) {
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(1)?, row.get(2)?));
+    app.query_row("PRAGMA wal_checkpoint(NOOP)", (), row).unwrap()
+}
+
+#[tokio::test]
+async fn a_long_wal_is_checkpointed_when_its_writer_makes_a_pause() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    app.pragma_update(None, "wal_autocheckpoint", 0).unwrap();
+    let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    durable(&mut running).await;
+    insert(&app, 1500, 3000);
+    let (all, _) = frames(&app);
+    assert!(all > 1000 && all < 4000, "enough, and too little to be held up for: {all}");
+    let copied = async {
+        let mut ticks = tokio::time::interval(Duration::from_millis(5));
+        while frames(&app) != (all, all) {
+            ticks.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), copied).await.expect("a checkpoint in the pause");
+    drop(app);
+    let finished = running.finish(BUDGET).await;
+    assert!(finished.clean, "{finished:?}");
+    world.txid = finished.txid;
+    world.assert_restore_is_identical().await;
 }
 
 #[tokio::test]

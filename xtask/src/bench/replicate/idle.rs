@@ -23,7 +23,7 @@ use crate::bench::cores::{self, Cores};
 use crate::bench::process::{cpu_s, memory_mib};
 use crate::bench::{Row, quantile};
 
-const CASE: &str = "replicate/idle-200";
+pub(super) const CASE: &str = "replicate/idle-200";
 const DATABASES: usize = 200;
 const SLICES: u32 = 5;
 const SLICE: Duration = Duration::from_secs(12); // × 5 = one minute
