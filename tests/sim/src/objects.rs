@@ -11,7 +11,7 @@ use crate::clock::Time;
 use crate::rng::mix;
 
 /// How the store makes tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tags {
     /// Never twice the same.
     Random,
@@ -31,7 +31,7 @@ pub enum Condition<'a> {
 }
 
 /// One object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Object<V> {
     /// Its content.
     pub value: V,
@@ -42,9 +42,10 @@ pub struct Object<V> {
 }
 
 /// Objects by key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Objects<K, V> {
     tags: Tags,
+    /// Random tags that were given out.
     given: u64,
     by_key: BTreeMap<K, Object<V>>,
 }
@@ -94,9 +95,11 @@ impl<K: Ord, V> Objects<K, V> {
         if !self.holds(&key, condition) {
             return None;
         }
-        self.given += 1;
         let text = match self.tags {
-            Tags::Random => mix(self.given, 11),
+            Tags::Random => {
+                self.given += 1;
+                mix(self.given, 11)
+            }
             Tags::Content => content,
         };
         let etag = ETag(format!("\"{text:x}\""));

@@ -97,31 +97,14 @@ impl HostEntry {
 
     /// The session came to life, or was renewed: hosts that waited for it go on.
     pub(crate) fn on_session_live(&mut self, ctx: &mut Context<'_>) {
-        match &self.state {
-            State::Leasing { wake, step: LeaseStep::AwaitSession } => {
-                self.begin_lease(*wake, ctx);
-            }
+        if let State::Leasing { wake, step: LeaseStep::AwaitSession } = self.state {
+            self.begin_lease(wake, ctx);
+        } else if let State::Backoff { failure, .. } = &self.state
+            && failure.reason == Reason::StoreDown
+        {
             // What it was sent away for is over.
-            State::Backoff { failure, .. } if failure.reason == Reason::StoreDown => {
-                self.backoff = ctx.shared.settings.backoff;
-                self.state = State::Asleep;
-            }
-            State::Asleep
-            | State::Leasing { .. }
-            | State::Restoring { .. }
-            | State::Opening { .. }
-            | State::Starting { .. }
-            | State::Attaching { .. }
-            | State::Awake { .. }
-            | State::Freezing { .. }
-            | State::Frozen { .. }
-            | State::Thawing { .. }
-            | State::Stopping { .. }
-            | State::Saving { .. }
-            | State::Parking { .. }
-            | State::Fenced { .. }
-            | State::Unproven { .. }
-            | State::Backoff { .. } => {}
+            self.backoff = ctx.shared.settings.backoff;
+            self.state = State::Asleep;
         }
     }
 

@@ -258,11 +258,11 @@ impl State {
     fn carry(&mut self, ask: &Ask) -> Told {
         match ask {
             Ask::Get(key) => {
-                let found = self.store.records.get(key).cloned();
-                Told::Got(found.map_or(Got::Absent, |(body, etag, written)| Got::Found {
-                    body,
-                    etag,
-                    age: Some(dormouse_core::time::Nanos(self.now_ns - written)),
+                let found = self.store.records.get(key);
+                Told::Got(found.map_or(Got::Absent, |record| Got::Found {
+                    body: record.value.clone(),
+                    etag: record.etag.clone(),
+                    age: Some(dormouse_core::time::Nanos(self.now_ns - record.written)),
                 }))
             }
             Ask::Put(key, body, expect) => Told::Wrote(self.put_record(key, body, expect)),
@@ -272,7 +272,10 @@ impl State {
                 Ok(None) => Err("nothing".into()),
                 Err(why) => Err(why),
             }),
-            Ask::ReadOne(txid) => Told::One(self.store.files.get(txid).cloned()),
+            Ask::ReadOne(txid) => {
+                let found = self.store.files.get(txid);
+                Told::One(found.map(|file| (file.value.clone(), file.etag.clone())))
+            }
             Ask::PutFile(file) => Told::File(self.put_file(file)),
         }
     }
@@ -314,7 +317,7 @@ impl State {
                 if self.sabotage == Some(Break::NonceUnchecked) =>
             {
                 let found = self.store.records.get(key);
-                let etag = found.map(|(_, etag, _)| etag.clone());
+                let etag = found.map(|record| record.etag.clone());
                 Answer::Wrote(etag.map_or(Wrote::ConditionFailed, Wrote::Done))
             }
             (Told::Got(got), _) => Answer::Got(got),

@@ -1,6 +1,6 @@
 //! A state: both boxes, the store, and what is on its way between them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dormouse_core::effect::{Expect, RecordKey};
@@ -13,6 +13,7 @@ use dormouse_core::{Core, Identity, Settings, TakeoverMode};
 
 use super::Bounds;
 use super::moves::Move;
+use crate::objects::{Condition, Objects, Tags};
 use crate::rng::mix;
 use crate::store::Write;
 
@@ -173,11 +174,11 @@ pub(super) struct Machine {
     pub(super) overthrown: bool,
 }
 
-/// The store.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Objects {
-    pub(super) records: BTreeMap<RecordKey, (Vec<u8>, ETag, u64)>,
-    pub(super) files: BTreeMap<Txid, (File, ETag)>,
+/// The store, as the seeds' one.
+#[derive(Clone, Debug, Hash)]
+pub(super) struct Store {
+    pub(super) records: Objects<RecordKey, Vec<u8>>,
+    pub(super) files: Objects<Txid, File>,
 }
 
 /// A state.
@@ -186,7 +187,7 @@ pub struct State {
     pub(super) now_ns: u64,
     pub(super) end_ns: u64,
     pub(super) boxes: [Machine; 2],
-    pub(super) store: Objects,
+    pub(super) store: Store,
     pub(super) flights: Vec<Flight>,
     /// Writes without a sender: they may land at any moment.
     pub(super) late: Vec<Flight>,
@@ -202,10 +203,6 @@ fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
-}
-
-pub(super) fn tag(content: &impl Hash) -> ETag {
-    ETag(format!("\"{:x}\"", hash(content)))
 }
 
 /// The host's name.
@@ -235,7 +232,10 @@ impl State {
             now_ns: BEGINNING,
             end_ns: BEGINNING,
             boxes: [machine(), machine()],
-            store: Objects::default(),
+            store: Store {
+                records: Objects::new(Tags::Content),
+                files: Objects::new(Tags::Content),
+            },
             flights: Vec::new(),
             late: Vec::new(),
             durable: BTreeSet::new(),
@@ -328,37 +328,39 @@ impl State {
     }
 
     pub(super) fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
-        let ignored =
-            self.sabotage == Some(Break::HostMatchIgnored) && matches!(key, RecordKey::Host(_));
-        let holds = match (expect, self.store.records.get(key)) {
-            (Expect::Absent, None) => true,
-            (Expect::Tag(tag), Some((_, found, _))) => found == tag || ignored,
-            (Expect::Absent, Some(_)) | (Expect::Tag(_), None) => false,
+        let ignored = self.sabotage == Some(Break::HostMatchIgnored)
+            && matches!(key, RecordKey::Host(_))
+            && self.store.records.get(key).is_some();
+        let condition = match expect {
+            Expect::Absent => Condition::Absent,
+            Expect::Tag(_) if ignored => Condition::None,
+            Expect::Tag(tag) => Condition::Tag(tag),
         };
-        if !holds {
-            return Wrote::ConditionFailed;
-        }
-        let etag = tag(&body);
-        self.check_record(key, body);
-        self.store.records.insert(key.clone(), (body.to_vec(), etag.clone(), self.now_ns));
+        let before = self.host_record();
+        let (content, now) = (hash(&body), self.now_ns);
+        let put = self.store.records.put(key.clone(), body.to_vec(), content, condition, now);
+        let Some(etag) = put else { return Wrote::ConditionFailed };
+        self.check_record(key, body, before);
         Wrote::Done(etag)
     }
 
     pub(super) fn put_file(&mut self, file: &File) -> Result<ETag, (Nonce, ETag)> {
         let ignored = self.sabotage == Some(Break::NoneMatchIgnored);
-        if let Some((found, etag)) = self.store.files.get(&file.txid).filter(|_| !ignored) {
-            return Err((found.nonce.clone(), etag.clone()));
-        }
-        let etag = tag(&(&file.content, &file.parent));
-        self.store.files.insert(file.txid, (file.clone(), etag.clone()));
-        Ok(etag)
+        let condition = if ignored { Condition::None } else { Condition::Absent };
+        let content = hash(&(&file.content, &file.parent));
+        let put = self.store.files.put(file.txid, file.clone(), content, condition, 0);
+        put.ok_or_else(|| match self.store.files.get(&file.txid) {
+            Some(found) => (found.value.nonce.clone(), found.etag.clone()),
+            None => unreachable!("a number that is not free has a file"),
+        })
     }
 
     /// All files in order; an error for a gap, or for one that was built on another history.
     pub(super) fn restore(&self) -> Result<Option<(Vec<Write>, RemoteTip)>, String> {
         let mut content: Vec<Write> = Vec::new();
         let mut tip = None;
-        for (number, (txid, (file, etag))) in (1..).zip(&self.store.files) {
+        for (number, (txid, object)) in (1..).zip(self.store.files.range(Txid(0)..)) {
+            let file = &object.value;
             if txid.0 != number {
                 return Err(format!("file {number} is missing"));
             }
@@ -366,21 +368,21 @@ impl State {
                 return Err(format!("file {txid} is built on another history"));
             }
             content.clone_from(&file.content);
-            tip = Some(RemoteTip::tagged(*txid, etag.clone()));
+            tip = Some(RemoteTip::tagged(*txid, object.etag.clone()));
         }
         Ok(tip.map(|tip| (content, tip)))
     }
 
     pub(super) fn host_record(&self) -> Option<HostRecord> {
-        let (body, ..) = self.store.records.get(&RecordKey::Host(the_host()))?;
-        HostRecord::decode(body).ok()
+        let record = self.store.records.get(&RecordKey::Host(the_host()))?;
+        HostRecord::decode(&record.value).ok()
     }
 
-    fn check_record(&mut self, key: &RecordKey, body: &[u8]) {
+    fn check_record(&mut self, key: &RecordKey, body: &[u8], before: Option<HostRecord>) {
         match key {
             RecordKey::Host(_) => {
-                let (old, new) = (self.host_record(), HostRecord::decode(body).ok());
-                if let (Some(old), Some(new)) = (old, new)
+                let new = HostRecord::decode(body).ok();
+                if let (Some(old), Some(new)) = (before, new)
                     && new.generation < old.generation
                 {
                     self.violate(2, "a generation fell");
