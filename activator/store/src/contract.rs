@@ -4,11 +4,14 @@
 
 #![expect(clippy::expect_used, reason = "a test suite: a breach is a panic with a sentence")]
 
+use std::path::PathBuf;
+
 use dormouse_core::ids::ETag;
 
 use crate::port::{
     Body, Condition, DeleteOutcome, LIST_PAGE_KEYS, Metadata, PutOutcome, ReadError, Store,
 };
+use crate::scratch::random_text;
 
 /// Runs the whole suite below `prefix`, which must be empty; races have `writers` writers.
 pub async fn check<S: Store>(store: &S, prefix: &str, writers: usize) {
@@ -65,8 +68,14 @@ async fn round_trip<S: Store>(store: &S, prefix: &str) {
     assert_eq!(dir, 3, "a body from a file has its length");
 }
 
+/// A name of its own: several suites run in one process.
+fn scratch_file() -> PathBuf {
+    let name = random_text().expect("the kernel gives random bytes");
+    std::env::temp_dir().join(format!("dormouse-contract-{name}"))
+}
+
 async fn tempfile_body<S: Store>(store: &S, prefix: &str) -> u64 {
-    let path = std::env::temp_dir().join(format!("dormouse-contract-{}", std::process::id()));
+    let path = scratch_file();
     std::fs::write(&path, b"abc").expect("the temporary directory can be written");
     let key = format!("{prefix}/round/file");
     let outcome =
@@ -147,7 +156,7 @@ async fn ranges<S: Store>(store: &S, prefix: &str) {
 const LARGE_BYTES: usize = (8 << 20) + 12_345;
 
 async fn large<S: Store>(store: &S, prefix: &str) {
-    let path = std::env::temp_dir().join(format!("dormouse-large-{}", std::process::id()));
+    let path = scratch_file();
     let bytes: Vec<u8> = (0..LARGE_BYTES).map(|n| (n % 251).to_le_bytes()[0]).collect();
     std::fs::write(&path, &bytes).expect("the temporary directory can be written");
     let metadata: Metadata = [("nonce".to_owned(), "large".to_owned())].into();
