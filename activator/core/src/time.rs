@@ -89,6 +89,14 @@ impl Add<Nanos> for Wall {
     }
 }
 
+impl Wall {
+    /// As signed milliseconds since 1970, which LTX headers carry.
+    #[must_use]
+    pub fn unix_ms(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+}
+
 impl Mono {
     /// Time since an earlier reading; zero when it is not earlier.
     #[must_use]

@@ -114,6 +114,12 @@ pub enum CompactError {
     Waits,
 }
 
+impl CompactError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+}
+
 /// What to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -170,7 +176,7 @@ pub async fn compact<S: Store>(
     match &result {
         Ok(()) => {
             if let Err(source) = inventory.save(&closed.state_dir, closed.generation) {
-                return Err(CompactError::Io { path: closed.state_dir.clone(), source });
+                return Err(CompactError::io(&closed.state_dir, source));
             }
         }
         Err(CompactError::Waits) => (),
@@ -178,8 +184,7 @@ pub async fn compact<S: Store>(
     }
     let state_dir = closed.state_dir.clone();
     let cleared = blocking(&closed.state_dir, move || {
-        crate::levels::clear(&state_dir)
-            .map_err(|source| CompactError::Io { path: state_dir, source })
+        crate::levels::clear(&state_dir).map_err(|source| CompactError::io(&state_dir, source))
     });
     cleared.await?;
     result.map(|()| done)
@@ -192,6 +197,17 @@ struct Sleep<'a, S> {
 }
 
 impl<S: Store> Sleep<'_, S> {
+    fn worker(&self) -> Worker<S> {
+        Worker {
+            place: self.place.clone(),
+            state_dir: self.closed.state_dir.clone(),
+            budget: self.terms.budget.clone(),
+            deadline: self.terms.deadline.clone(),
+            clock: self.terms.clock,
+            patience: Some(TURN_WAIT),
+        }
+    }
+
     async fn all(
         &self,
         inventory: &mut Inventory,
@@ -212,7 +228,7 @@ impl<S: Store> Sleep<'_, S> {
                 }
             }
         }
-        let now_ms = wall_ms((self.terms.clock)());
+        let now_ms = (self.terms.clock)().wall.unix_ms();
         while let Some(files) = inventory.due_deletes(&self.terms.settings, now_ms) {
             self.job(inventory, Job::Delete { files }, done).await?;
         }
@@ -225,14 +241,7 @@ impl<S: Store> Sleep<'_, S> {
         job: Job,
         done: &mut Compacted,
     ) -> Result<(), CompactError> {
-        let worker = Worker {
-            place: self.place.clone(),
-            state_dir: self.closed.state_dir.clone(),
-            budget: self.terms.budget.clone(),
-            deadline: self.terms.deadline.clone(),
-            clock: self.terms.clock,
-            patience: Some(TURN_WAIT),
-        };
+        let worker = self.worker();
         let state_dir = self.closed.state_dir.clone();
         let local = blocking(&state_dir, {
             let dir = state_dir.clone();
@@ -244,7 +253,7 @@ impl<S: Store> Sleep<'_, S> {
         let change = change.map_err(|_| CompactError::Waits)??;
         done.written.extend(change.added.iter().map(|(key, _)| *key));
         done.deleted = done.deleted.saturating_add(change.removed.len());
-        inventory.apply(&change, wall_ms((self.terms.clock)()));
+        inventory.apply(&change, (self.terms.clock)().wall.unix_ms());
         Ok(())
     }
 
@@ -253,15 +262,13 @@ impl<S: Store> Sleep<'_, S> {
         inventory: &mut Inventory,
         done: &mut Compacted,
     ) -> Result<(), CompactError> {
-        if self.terms.deadline.borrow().is_some_and(|end| end.passed((self.terms.clock)())) {
-            return Err(CompactError::Waits);
-        }
-        let turn = tokio::time::timeout(TURN_WAIT, self.terms.budget.turn.acquire()).await;
-        let Ok(Ok(_turn)) = turn else { return Err(CompactError::Waits) };
+        let worker = self.worker();
+        worker.may_go_on()?;
+        let _turn = worker.turn().await?;
         let scratch = self.closed.state_dir.join("compact.tmp");
-        let io = |source| CompactError::Io { path: scratch.clone(), source };
+        let io = |source| CompactError::io(&scratch, source);
         let nonce = spool::fresh_nonce().map_err(io)?;
-        let now_ms = wall_ms((self.terms.clock)());
+        let now_ms = (self.terms.clock)().wall.unix_ms();
         let (from, to) = (self.closed.clone(), scratch.clone());
         let made = blocking(&scratch, move || write_snapshot(&from, &to, now_ms)).await;
         let key = LtxKey { level: SNAPSHOT_LEVEL, min: Txid(1), max: self.closed.txid };
@@ -310,15 +317,8 @@ fn local_files(state_dir: &Path) -> BTreeMap<LtxKey, PathBuf> {
     found
 }
 
-fn wall_ms(now: Now) -> i64 {
-    i64::try_from(now.wall.0).unwrap_or(i64::MAX)
-}
-
 fn write_snapshot(closed: &Closed, to: &Path, now_ms: i64) -> Result<u64, CompactError> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| CompactError::Io { path, source }
-    };
+    let io = |path| move |source| CompactError::io(path, source);
     let size = closed.page_size;
     let mut header = Header::new(size, closed.page_count, Txid(1), closed.txid);
     header.timestamp_ms = now_ms;
@@ -338,15 +338,13 @@ fn write_snapshot(closed: &Closed, to: &Path, now_ms: i64) -> Result<u64, Compac
     Ok(written.size)
 }
 
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, CompactError> + Send + 'static,
 ) -> Result<T, CompactError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => {
-            Err(CompactError::Io { path: path.to_owned(), source: io::Error::other(error) })
-        }
+        Err(error) => Err(CompactError::io(path, io::Error::other(error))),
     }
 }
 

@@ -545,7 +545,7 @@ fn of_restore(error: RestoreError) -> ReplicaProblem {
 }
 
 pub(crate) fn wall_ms() -> i64 {
-    i64::try_from(clock::system_now().wall.0).unwrap_or(i64::MAX)
+    clock::system_now().wall.unix_ms()
 }
 
 pub(crate) async fn blocking<T: Send + 'static>(

@@ -1,6 +1,6 @@
 //! What end-to-end tests share: the programs under test, and the peers they are tested with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,4 +26,11 @@ pub fn binary(name: &str) -> Result<PathBuf> {
         );
     }
     Ok(path)
+}
+
+/// The folder of the programs that a box runs: proxy, activator and guestbook.
+pub fn programs() -> Result<PathBuf> {
+    binary("dormouse-proxy")?;
+    binary("guestbook")?;
+    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
 }

@@ -314,10 +314,7 @@ impl World {
 
     /// All names in the guestbook's database, oldest first, read from the file itself.
     pub fn names_all(&self, host: &str) -> Result<Vec<String>> {
-        let database = rusqlite::Connection::open(self.database(host))?;
-        let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
-        let names = statement.query_map([], |row| row.get(0))?;
-        Ok(names.collect::<rusqlite::Result<_>>()?)
+        names_in(&self.database(host))
     }
 
     /// A log of the world.
@@ -365,6 +362,14 @@ impl Drop for World {
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
     }
+}
+
+/// All names in a guestbook's database, oldest first.
+pub fn names_in(database: &Path) -> Result<Vec<String>> {
+    let database = rusqlite::Connection::open(database)?;
+    let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
+    let names = statement.query_map([], |row| row.get(0))?;
+    Ok(names.collect::<rusqlite::Result<_>>()?)
 }
 
 fn pid(child: &Child) -> Result<Pid> {

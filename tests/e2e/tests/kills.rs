@@ -1,14 +1,11 @@
 //! A few rounds of kills; `cargo xtask soak kill` runs many.
 
 use anyhow::{Result, ensure};
-use dormouse_e2e::{binary, kills};
+use dormouse_e2e::{kills, programs};
 
 #[test]
 fn what_was_reported_durable_survives_kills_and_the_loss_of_the_disk() -> Result<()> {
-    let bin = binary("dormouse")?.parent().map(ToOwned::to_owned).unwrap_or_default();
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
-    let report = kills::rounds(&bin, None, 6, 1)?;
+    let report = kills::rounds(&programs()?, None, 6, 1)?;
     ensure!(report.durable > 0, "{report:?}");
     Ok(())
 }

@@ -10,15 +10,13 @@ use dormouse_core::effect::Effect;
 use dormouse_core::event::Line;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
-use dormouse_e2e::{binary, client};
+use dormouse_e2e::{client, programs};
 use nix::sys::signal::Signal;
 
 const HOST: &str = "a.test";
 
 fn plan(listen: &str, engine: &str, idle: &str) -> Result<(std::path::PathBuf, Plan)> {
-    let bin = binary("dormouse")?.parent().map(std::path::Path::to_owned).unwrap_or_default();
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
+    let bin = programs()?;
     let plan = Plan {
         config: World::guestbook(&bin, listen),
         idle: idle.to_owned(),

@@ -4,23 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use dormouse_e2e::binary;
+use dormouse_e2e::programs;
 use dormouse_e2e::wait::until;
-use dormouse_e2e::world::{PATIENCE, Plan, World};
+use dormouse_e2e::world::{PATIENCE, Plan, World, names_in};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 const HOST: &str = "a.test";
 
-fn bin() -> Result<PathBuf> {
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
-    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
-}
-
 fn world(config: &str) -> Result<World> {
-    let bin = bin()?;
+    let bin = programs()?;
     let config = format!("{}{config}", World::guestbook(&bin, "path"));
     let world = World::started(&bin, &Plan { config, ..Plan::default() })?;
     world.add(HOST, "guestbook")?;
@@ -86,7 +80,7 @@ fn a_state_at_a_time_or_a_txid_is_planned_and_restored() -> Result<()> {
         let to = text(&world, name);
         let done = told(&world, &["restore", HOST, "--to", &to, by[0], by[1]])?;
         ensure!(done["txid"] == first["txid"], "{by:?}: {done}");
-        let names = names(&world.path(name))?;
+        let names = names_in(&world.path(name))?;
         ensure!(names == ["one"], "{by:?}: {names:?}");
     }
     let early = world.dormouse(&["restore", HOST, "--dry-run", "--at", "1000"]);
@@ -94,13 +88,6 @@ fn a_state_at_a_time_or_a_txid_is_planned_and_restored() -> Result<()> {
     let odd = world.dormouse(&["restore", HOST, "--dry-run", "--at", "tomorrow"]);
     ensure!(format!("{odd:?}").contains("RFC 3339"), "{odd:?}");
     world.stop()
-}
-
-fn names(database: &Path) -> Result<Vec<String>> {
-    let conn = rusqlite::Connection::open(database)?;
-    let mut statement = conn.prepare("SELECT name FROM entries ORDER BY id")?;
-    let names = statement.query_map([], |row| row.get(0))?;
-    Ok(names.collect::<rusqlite::Result<_>>()?)
 }
 
 #[test]

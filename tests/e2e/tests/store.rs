@@ -1,21 +1,15 @@
 //! A host's life on a real S3 server, and what people see when the server is away or says no.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
-use dormouse_e2e::{binary, outage};
+use dormouse_e2e::{outage, programs};
 use dormouse_test_store::{Fault, FaultProxy, Scripted, Server};
 
 const HOST: &str = "a.test";
-
-fn bin() -> Result<PathBuf> {
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
-    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
-}
 
 fn plan(bin: &Path, section: String, more: &str) -> Plan {
     Plan {
@@ -28,7 +22,7 @@ fn plan(bin: &Path, section: String, more: &str) -> Plan {
 
 #[test]
 fn a_host_lives_its_life_on_s3_and_another_box_restores_what_was_released() -> Result<()> {
-    let (bin, server) = (bin()?, Server::seaweed()?);
+    let (bin, server) = (programs()?, Server::seaweed()?);
     server.make_bucket("e2e")?;
     let section = server.section(&server.endpoint(), "e2e", "life")?;
     let first = World::started(&bin, &plan(&bin, section.clone(), ""))?;
@@ -57,7 +51,7 @@ fn a_host_lives_its_life_on_s3_and_another_box_restores_what_was_released() -> R
 
 #[test]
 fn a_visit_that_writes_nothing_to_an_owned_host_costs_no_request() -> Result<()> {
-    let (bin, server) = (bin()?, Server::seaweed()?);
+    let (bin, server) = (programs()?, Server::seaweed()?);
     server.make_bucket("e2e")?;
     let proxy = FaultProxy::start(server.address())?;
     let section = server.section(&proxy.endpoint(), "e2e", "cost")?;
@@ -85,7 +79,7 @@ fn a_visit_that_writes_nothing_to_an_owned_host_costs_no_request() -> Result<()>
 #[test]
 fn a_store_outage_under_writes_stops_no_app_and_all_is_uploaded_afterwards() -> Result<()> {
     let weed = std::env::var_os("DORMOUSE_WEED").context("DORMOUSE_WEED")?;
-    let report = outage::run(&bin()?, Path::new(&weed), Duration::from_secs(3))?;
+    let report = outage::run(&programs()?, Path::new(&weed), Duration::from_secs(3))?;
     ensure!(report.during > 10, "{report:?}");
     println!("{report:?}");
     Ok(())
@@ -93,7 +87,7 @@ fn a_store_outage_under_writes_stops_no_app_and_all_is_uploaded_afterwards() -> 
 
 /// A box whose session cannot be live; `says` is what `status` must come to say of the store.
 fn unusable(section: String, says: &[&str]) -> Result<World> {
-    let bin = bin()?;
+    let bin = programs()?;
     let more = "[edge.limits]\nwake_wait = \"2s\"\n";
     let mut world = World::new(&bin, &plan(&bin, section, more))?;
     world.begin_activator()?;
@@ -191,7 +185,7 @@ fn a_store_that_says_slow_down_is_not_asked_more_often_for_it() -> Result<()> {
 
 #[test]
 fn a_second_box_with_the_name_of_the_first_says_so_and_answers() -> Result<()> {
-    let (bin, server) = (bin()?, Server::seaweed()?);
+    let (bin, server) = (programs()?, Server::seaweed()?);
     server.make_bucket("e2e")?;
     let section = server.section(&server.endpoint(), "e2e", "names")?;
     let first = World::started(&bin, &plan(&bin, section.clone(), ""))?;

@@ -1,23 +1,17 @@
 //! Automatic takeover with real processes, and hosts that an outside supervisor runs for a while.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use dormouse_e2e::binary;
+use dormouse_e2e::programs;
 use dormouse_e2e::wait::until;
-use dormouse_e2e::world::{PATIENCE, Plan, World};
+use dormouse_e2e::world::{PATIENCE, Plan, World, names_in};
 use dormouse_test_store::{Fault, FaultProxy, Server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const HOST: &str = "a.test";
 const SESSION: &str = "[session]\nttl = \"2s\"\nmargin = \"500ms\"\ntakeover = \"automatic\"\n";
-
-fn bin() -> Result<PathBuf> {
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
-    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
-}
 
 fn plan(bin: &Path, name: &str, session: &str) -> Plan {
     Plan {
@@ -55,10 +49,7 @@ fn restored(world: &World) -> Result<Vec<String>> {
     let file = world.path(&format!("restored-{}", std::process::id()));
     std::fs::remove_file(&file).ok();
     world.dormouse(&["restore", HOST, "--to", &file.display().to_string()])?;
-    let database = rusqlite::Connection::open(&file)?;
-    let mut statement = database.prepare("SELECT name FROM entries ORDER BY id")?;
-    let names = statement.query_map([], |row| row.get(0))?;
-    Ok(names.collect::<rusqlite::Result<_>>()?)
+    names_in(&file)
 }
 
 /// The first box is suspended past its deadline with a commit that it could not upload; the second
@@ -111,7 +102,7 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
 #[test]
 fn a_box_that_was_suspended_past_its_deadline_stops_its_instances_and_uploads_nothing() -> Result<()>
 {
-    let (bin, shared) = (bin()?, tempfile::tempdir()?);
+    let (bin, shared) = (programs()?, tempfile::tempdir()?);
     let world = |name: &str| {
         let store = Some(shared.path().to_owned());
         World::new(&bin, &Plan { store, ..plan(&bin, name, SESSION) })
@@ -121,7 +112,7 @@ fn a_box_that_was_suspended_past_its_deadline_stops_its_instances_and_uploads_no
 
 #[test]
 fn a_suspended_box_on_s3_is_fenced_by_the_stores_own_clock_too() -> Result<()> {
-    let (bin, server) = (bin()?, Server::seaweed()?);
+    let (bin, server) = (programs()?, Server::seaweed()?);
     server.make_bucket("e2e")?;
     let section = server.section(&server.endpoint(), "e2e", "suspended")?;
     let world = |name: &str| {
@@ -134,7 +125,7 @@ fn a_suspended_box_on_s3_is_fenced_by_the_stores_own_clock_too() -> Result<()> {
 #[test]
 fn with_automatic_takeover_an_outage_stops_the_host_and_its_last_commits_are_uploaded_afterwards()
 -> Result<()> {
-    let (bin, server) = (bin()?, Server::seaweed()?);
+    let (bin, server) = (programs()?, Server::seaweed()?);
     server.make_bucket("e2e")?;
     let network = FaultProxy::start(server.address())?;
     let section = server.section(&network.endpoint(), "e2e", "outage")?;
@@ -161,7 +152,7 @@ fn with_automatic_takeover_an_outage_stops_the_host_and_its_last_commits_are_upl
 
 #[test]
 fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_there() -> Result<()> {
-    let (bin, shared) = (bin()?, tempfile::tempdir()?);
+    let (bin, shared) = (programs()?, tempfile::tempdir()?);
     let world = |name: &str| {
         let store = Some(shared.path().to_owned());
         World::started(&bin, &Plan { store, ..plan(&bin, name, "") })

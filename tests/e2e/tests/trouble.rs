@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use dormouse_e2e::binary;
+use dormouse_e2e::programs;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -13,14 +13,8 @@ use nix::sys::signal::Signal;
 
 const HOST: &str = "a.test";
 
-fn bin() -> Result<PathBuf> {
-    binary("dormouse-proxy")?;
-    binary("guestbook")?;
-    Ok(binary("dormouse")?.parent().map(Path::to_owned).unwrap_or_default())
-}
-
 fn world_with(config: &str) -> Result<World> {
-    let bin = bin()?;
+    let bin = programs()?;
     let config = format!("{}{config}", World::guestbook(&bin, "path"));
     World::started(&bin, &Plan { config, idle: "300ms".to_owned(), ..Plan::default() })
 }
@@ -189,7 +183,7 @@ fn rows_in_store(world: &World, copy: &str) -> Result<i64> {
 }
 
 fn batched(extra: &str) -> Result<World> {
-    let bin = bin()?;
+    let bin = programs()?;
     let app = World::guestbook(&bin, "path").replace("\"stream\"", "\"batched\"");
     let world = World::started(&bin, &Plan { config: format!("{extra}{app}"), ..Plan::default() })?;
     world.add(HOST, "guestbook")?;
@@ -349,7 +343,7 @@ fn an_unknown_host_an_unknown_app_and_a_bad_name_are_told_apart() -> Result<()> 
 
 #[test]
 fn an_app_that_ignores_sigterm_is_killed_after_its_grace() -> Result<()> {
-    let bin = bin()?;
+    let bin = programs()?;
     let config = format!(
         "grace = \"300ms\"\n[app.stubborn]\ncommand = [\"{}\", \"--ignore-sigterm\", \"--socket\", \
          \"{{socket}}\", \"--db\", \"{{db}}\"]\nhealth = \"/healthz\"\nreplication = \"stream\"\n",
@@ -424,7 +418,7 @@ fn a_read_only_data_directory_is_a_clear_error_and_nothing_is_lost() -> Result<(
 
 #[test]
 fn a_bad_config_names_file_key_and_what_is_allowed() -> Result<()> {
-    let bin = bin()?;
+    let bin = programs()?;
     let plan = Plan { config: "[edge.limits]\nwaiter = 1\n".to_owned(), ..Plan::default() };
     let world = World::new(&bin, &plan)?;
     for (program, args) in [("dormouse", ["config", "check"]), ("dormouse-proxy", ["", ""])] {
@@ -444,7 +438,7 @@ fn a_bad_config_names_file_key_and_what_is_allowed() -> Result<()> {
 
 #[test]
 fn a_command_without_an_activator_says_where_it_looked() -> Result<()> {
-    let world = World::new(&bin()?, &Plan::default())?;
+    let world = World::new(&programs()?, &Plan::default())?;
     let error = world.dormouse(&["status"]).unwrap_err().to_string();
     ensure!(error.contains("admin.sock") && error.contains("dormouse serve"), "{error}");
     Ok(())
@@ -474,7 +468,7 @@ fn a_reader_that_has_enough_is_no_error_of_a_command() -> Result<()> {
     for number in 0..8 {
         world.add(&format!("h{number}.test"), "guestbook")?;
     }
-    let program = bin()?.join("dormouse");
+    let program = programs()?.join("dormouse");
     let script = format!("{} --config {} list | true", program.display(), world.config().display());
     let output =
         Command::new("bash").args(["-c", &format!("set -o pipefail; {script}")]).output()?;

@@ -10,11 +10,11 @@ use dormouse_core::ids::Txid;
 use dormouse_core::time::{Deadline, Now};
 use dormouse_core::upload::{PutAnswer, Standing};
 use dormouse_store::{Condition, DeleteOutcome, LtxKey, ReadError, Store};
-use tokio::sync::watch;
+use tokio::sync::{SemaphorePermit, watch};
 
 use super::inventory::{Age, Known};
 use super::{Budget, Job};
-use crate::compact::CompactError;
+use crate::compact::{CompactError, blocking};
 use crate::ltx::{Decoder, Header};
 use crate::merge::merge_from;
 use crate::put::{Kind, META_FENCE, META_TIMESTAMP, Place, parse_rfc3339};
@@ -82,11 +82,7 @@ impl<S: Store> Worker<S> {
         job: Job,
         local: BTreeMap<LtxKey, PathBuf>,
     ) -> Result<Change, CompactError> {
-        let turn = self.budget.turn.clone();
-        let patience = self.patience.unwrap_or(Duration::MAX);
-        let Ok(Ok(_turn)) = tokio::time::timeout(patience, turn.acquire()).await else {
-            return Err(CompactError::Waits);
-        };
+        let _turn = self.turn().await?;
         self.may_go_on()?;
         let done = match job {
             Job::List => {
@@ -108,8 +104,17 @@ impl<S: Store> Worker<S> {
         done
     }
 
+    /// Its turn on this box.
+    pub(crate) async fn turn(&self) -> Result<SemaphorePermit<'_>, CompactError> {
+        let patience = self.patience.unwrap_or(Duration::MAX);
+        match tokio::time::timeout(patience, self.budget.turn.acquire()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            Ok(Err(_)) | Err(_) => Err(CompactError::Waits),
+        }
+    }
+
     /// Past the session's deadline nothing is written and nothing is deleted.
-    fn may_go_on(&self) -> Result<(), CompactError> {
+    pub(crate) fn may_go_on(&self) -> Result<(), CompactError> {
         match *self.deadline.borrow() {
             Some(deadline) if deadline.passed((self.clock)()) => Err(CompactError::Waits),
             Some(_) | None => Ok(()),
@@ -123,7 +128,8 @@ impl<S: Store> Worker<S> {
         inputs: &[RemoteFile],
         local: &BTreeMap<LtxKey, PathBuf>,
     ) -> Result<Change, CompactError> {
-        let nonce = spool::fresh_nonce().map_err(|error| io_error(&self.state_dir, error))?;
+        let nonce =
+            spool::fresh_nonce().map_err(|error| CompactError::io(&self.state_dir, error))?;
         // A name of its own: of a job that was cut off, a thread may still be writing.
         let scratch = self.state_dir.join(SCRATCH).join(&nonce.0);
         let result = self.gather_in(&scratch, level, min, inputs, local).await;
@@ -154,7 +160,7 @@ impl<S: Store> Worker<S> {
         inputs: &[RemoteFile],
         local: &BTreeMap<LtxKey, PathBuf>,
     ) -> Result<(LtxKey, Known), CompactError> {
-        fs::create_dir_all(scratch).map_err(|error| io_error(scratch, error))?;
+        fs::create_dir_all(scratch).map_err(|error| CompactError::io(scratch, error))?;
         let mut paths = Vec::new();
         for file in inputs {
             if let Some(path) = local.get(&file.key) {
@@ -178,7 +184,7 @@ impl<S: Store> Worker<S> {
             let why = "its header has other TXIDs than its name";
             return Err(RestoreError::Misfit { file: key.name(), why }.into());
         }
-        let size = fs::metadata(&to).map_err(|error| io_error(&to, error))?.len();
+        let size = fs::metadata(&to).map_err(|error| CompactError::io(&to, error))?.len();
         let age = Age::Of(header.timestamp_ms);
         let is_image = min == Txid(1);
         Ok((key, Known { size, age, is_fence: Some(false), is_image }))
@@ -260,27 +266,13 @@ impl<S: Store> Worker<S> {
 fn merge_files(paths: &[PathBuf], to: &Path, min: Txid) -> Result<Header, CompactError> {
     let mut decoders = Vec::new();
     for path in paths {
-        let file = File::open(path).map_err(|error| io_error(path, error))?;
+        let file = File::open(path).map_err(|error| CompactError::io(path, error))?;
         let file = BufReader::with_capacity(READ_BUFFER, file);
         decoders.push(Decoder::new(file, &path.to_string_lossy())?);
     }
-    let out = File::create(to).map_err(|error| io_error(to, error))?;
+    let out = File::create(to).map_err(|error| CompactError::io(to, error))?;
     let out = BufWriter::with_capacity(1 << 16, out);
     let (mut out, header, _) = merge_from(decoders, out, &to.to_string_lossy(), Some(min))?;
-    out.flush().map_err(|error| io_error(to, error))?;
+    out.flush().map_err(|error| CompactError::io(to, error))?;
     Ok(header)
-}
-
-fn io_error(path: &Path, source: io::Error) -> CompactError {
-    CompactError::Io { path: path.to_owned(), source }
-}
-
-async fn blocking<T: Send + 'static>(
-    path: &Path,
-    work: impl FnOnce() -> Result<T, CompactError> + Send + 'static,
-) -> Result<T, CompactError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(io_error(path, io::Error::other(error))),
-    }
 }

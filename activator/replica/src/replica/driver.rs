@@ -350,7 +350,7 @@ impl<S: Store> Driver<S> {
 
     async fn spool(&mut self, now: Now) -> UploadInput {
         let txid = self.durable.0.next();
-        let timestamp_ms = i64::try_from(now.wall.0).unwrap_or(i64::MAX);
+        let timestamp_ms = now.wall.unix_ms();
         let result = self
             .blocking(move |follower| {
                 let nonce = spool::fresh_nonce()

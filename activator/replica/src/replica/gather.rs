@@ -127,7 +127,7 @@ impl<S: Store> Gatherer<S> {
         if self.task.is_some() || is_over {
             return None;
         }
-        let ahead_ms = u64::try_from(due.at_ms.saturating_sub(wall_ms(now))).unwrap_or(0);
+        let ahead_ms = u64::try_from(due.at_ms.saturating_sub(now.wall.unix_ms())).unwrap_or(0);
         let at = now.mono + Nanos::from_millis(ahead_ms).min(AHEAD_MAX);
         Some(at.max(self.not_before))
     }
@@ -162,7 +162,7 @@ impl<S: Store> Gatherer<S> {
     pub(super) fn on_ended(&mut self, now: Now, outcome: Outcome) {
         match outcome {
             Ok(change) => {
-                self.inventory.apply(&change, wall_ms(now));
+                self.inventory.apply(&change, now.wall.unix_ms());
                 if let Some((key, path)) = change.local {
                     let size = change.added.first().map_or(0, |(_, known)| known.size);
                     self.keep(key, path, size);
@@ -202,7 +202,7 @@ impl<S: Store> Gatherer<S> {
     }
 
     fn look(&mut self, now: Now) {
-        self.due = self.inventory.next_due(&self.settings, wall_ms(now));
+        self.due = self.inventory.next_due(&self.settings, now.wall.unix_ms());
     }
 
     /// The output of a merge is the next level's input: kept, if it fits.
@@ -228,8 +228,4 @@ fn first_wait(settings: &crate::levels::LevelSettings) -> Nanos {
 
 fn l0(txid: Txid) -> LtxKey {
     LtxKey { level: 0, min: txid, max: txid }
-}
-
-fn wall_ms(now: Now) -> i64 {
-    i64::try_from(now.wall.0).unwrap_or(i64::MAX)
 }
