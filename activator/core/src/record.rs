@@ -121,10 +121,16 @@ impl core::fmt::Display for RecordError {
 impl core::error::Error for RecordError {}
 
 impl SessionRecord {
+    /// Whether its box may not go on with it.
+    #[must_use]
+    pub const fn has_ended(&self) -> bool {
+        self.ended || self.fenced_by.is_some()
+    }
+
     /// Whether what a session of this epoch owned can be taken.
     #[must_use]
     pub fn is_over(&self, epoch: Epoch) -> bool {
-        self.ended || self.fenced_by.is_some() || self.epoch > epoch
+        self.has_ended() || self.epoch > epoch
     }
 
     /// As JSON.

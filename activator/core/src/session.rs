@@ -13,7 +13,6 @@ use crate::effect::{Effect, Entry, Expect, RecordKey};
 use crate::event::{Answer, Got, SessionMemo, Subject, Ticket, Wrote};
 use crate::ids::{Attempt, BoxName, ETag, Epoch};
 use crate::record::{Owner, SessionRecord};
-use crate::settings::TakeoverMode;
 use crate::shared::{Shared, starts_with};
 use crate::time::{Deadline, Mono, Nanos, Now};
 
@@ -50,7 +49,6 @@ enum State {
     Reading,
     Pausing {
         until: Mono,
-        why: String,
     },
     Claiming(Claim),
     Live {
@@ -113,7 +111,7 @@ struct Trouble {
 }
 
 /// Hosts wait for a store that is away no longer than this; then their waiters are told.
-pub(crate) const TROUBLE_PATIENCE: Nanos = Nanos::from_secs(3);
+const TROUBLE_PATIENCE: Nanos = Nanos::from_secs(3);
 
 /// How often an `ended` record is tried before the activator goes without it.
 const END_TRIES_PAUSE_MAX: Nanos = Nanos::from_secs(2);
@@ -174,11 +172,10 @@ impl Session {
     pub(crate) fn describe(&self, now: Now) -> (&'static str, String) {
         match &self.state {
             State::Down => ("down", String::new()),
-            State::Reading | State::Claiming(_) => {
+            State::Reading | State::Claiming(_) | State::Pausing { .. } => {
                 let why = self.trouble.as_ref().map(|trouble| trouble.why.clone());
                 ("claiming", why.unwrap_or_default())
             }
-            State::Pausing { why, .. } => ("claiming", why.clone()),
             State::Live { deadline, record, .. } if deadline.passed(now) => {
                 ("unrenewed", format!("epoch {}: uploads wait for the store", record.epoch))
             }
@@ -384,13 +381,9 @@ impl Session {
             Got::Found { body, etag, age } => match SessionRecord::decode(&body) {
                 Err(error) => self.refuse(format!("{error}"), shared, now),
                 Ok(record) => {
-                    let over = record.ended || record.fenced_by.is_some();
+                    let over = record.has_ended();
                     let other = record.id != shared.settings.identity.id && !over;
-                    let Shared { watches, settings, .. } = &mut *shared;
-                    let is_dead = other
-                        && settings.takeover == TakeoverMode::Automatic
-                        && watches.is_dead(&record, &etag, age, settings, now);
-                    if other && !is_dead {
+                    if other && !shared.is_dead(&record, &etag, age, now) {
                         let why = format!(
                             "the name {} is in use by another box (id {}): give this box another \
                              name, or run `dormouse takeover {}` when that box is gone",
@@ -409,7 +402,7 @@ impl Session {
             Got::Failed(problem) => {
                 let pause = self.note_trouble(problem.detail(), shared, now);
                 let until = now.mono + pause;
-                self.state = State::Pausing { until, why: problem.detail().into() };
+                self.state = State::Pausing { until };
             }
         }
     }

@@ -4,9 +4,10 @@ use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 
-use crate::ids::Nonce;
+use crate::ids::{ETag, Nonce};
 use crate::record::SessionRecord;
 use crate::settings::{Settings, TakeoverMode};
+use crate::time::{Nanos, Now};
 use crate::watch::Watches;
 
 /// Whether the activator stays.
@@ -92,6 +93,17 @@ impl Shared {
             fenced_by: Some(self.settings.identity.name.clone()),
             ..dead
         }
+    }
+
+    /// Whether another box's session, just read, may be fenced for its age; remembers the sighting.
+    pub(crate) fn is_dead(
+        &mut self,
+        record: &SessionRecord,
+        etag: &ETag,
+        age: Option<Nanos>,
+        now: Now,
+    ) -> bool {
+        self.is_automatic() && self.watches.is_dead(record, etag, age, &self.settings, now)
     }
 
     /// Whether sessions end by time.

@@ -153,7 +153,7 @@ impl Takeover {
             Got::Failed(problem) => end(target, TakeoverEnd::Failed(problem.detail().into()), fx),
             Got::Found { body, etag, age } => match SessionRecord::decode(&body) {
                 Err(error) => end(target, TakeoverEnd::Failed(error.0), fx),
-                Ok(record) if record.ended || record.fenced_by.is_some() => {
+                Ok(record) if record.has_ended() => {
                     end(target, TakeoverEnd::AlreadyOver, fx);
                 }
                 // By identity, not by name: a box that lost its disk takes over its former self.

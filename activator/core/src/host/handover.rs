@@ -85,7 +85,7 @@ impl HostEntry {
 
     /// At rest, after it was taken in, or was not.
     pub(crate) fn settle_handover(&mut self, ctx: &mut Context<'_>) {
-        if self.handover != Some(Handover::In) {
+        if !self.takes_in() {
             return;
         }
         let is_in = matches!(self.lease, Lease::Owned { .. }) && self.unsynced.is_none();

@@ -9,8 +9,6 @@ use crate::event::{Answer, Got, StoreProblem, Wrote};
 use crate::ids::{ETag, Generation, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
-use crate::settings::TakeoverMode;
-use crate::shared::Shared;
 use crate::time::{Mono, Nanos};
 
 #[derive(Clone, Debug, Hash)]
@@ -281,9 +279,7 @@ impl HostEntry {
                     self.take(wake, Some((record, etag)), ctx);
                 }
                 Ok(session) => {
-                    let Shared { watches, settings, .. } = &mut *ctx.shared;
-                    let dead = settings.takeover == TakeoverMode::Automatic
-                        && watches.is_dead(&session, &tag, age, settings, ctx.now);
+                    let dead = ctx.shared.is_dead(&session, &tag, age, ctx.now);
                     if dead && ctx.session.may_write(ctx.now) {
                         self.overthrow(wake, (record, etag), (session, tag), ctx);
                     } else {
