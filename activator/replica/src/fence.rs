@@ -126,7 +126,7 @@ impl Fence {
 
     /// Sends the fence, and compares nonces when its name is taken.
     pub async fn send<S: Store>(&self, place: &Place<S>) -> FenceOutcome {
-        let key = LtxKey { level: 0, min: self.txid, max: self.txid };
+        let key = LtxKey::l0(self.txid);
         let (answer, why) =
             place.put(&key, &self.path, &self.nonce, self.timestamp_ms, Kind::Fence).await;
         match answer {

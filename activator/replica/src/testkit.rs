@@ -54,7 +54,7 @@ impl World {
         let next = self.txid.next();
         let nonce = Nonce::from("n");
         let Some(file) = follower.spool(next, &nonce, 1_000).unwrap() else { return false };
-        self.put(&LtxKey { level: 0, min: next, max: next }, &file.path).await;
+        self.put(&LtxKey::l0(next), &file.path).await;
         fs::remove_file(&file.path).unwrap();
         if let Some(mark) = file.mark {
             mark.save(&self.state()).unwrap();

@@ -210,7 +210,7 @@ impl HostReplica {
         if tip == Txid(0) {
             return Answer::Listed(Ok(None));
         }
-        let key = dormouse_store::LtxKey { level: 0, min: tip, max: tip };
+        let key = dormouse_store::LtxKey::l0(tip);
         let etag = match self.place.standing(&key).await {
             Standing::File { etag, .. } => Some(etag),
             // Only a compaction holds the tip: its number alone is known.

@@ -27,6 +27,12 @@ const LEVEL_MAX: u8 = 9;
 const NAME_LEN: usize = 16 + 1 + 16 + 4; // hex, dash, hex, ".ltx"
 
 impl LtxKey {
+    /// The file of one upload.
+    #[must_use]
+    pub const fn l0(txid: Txid) -> Self {
+        Self { level: 0, min: txid, max: txid }
+    }
+
     /// The file's name: `{min:016x}-{max:016x}.ltx`.
     #[must_use]
     pub fn name(&self) -> String {

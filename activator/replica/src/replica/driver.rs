@@ -330,7 +330,7 @@ impl<S: Store> Driver<S> {
             UploadOutput::Compare(file) => {
                 self.asked_since = Some(now.mono);
                 let place = self.place.clone();
-                let key = key(file.txid);
+                let key = LtxKey::l0(file.txid);
                 self.in_flight =
                     Some(tokio::spawn(async move { Answer::Standing(place.standing(&key).await) }));
             }
@@ -386,7 +386,7 @@ impl<S: Store> Driver<S> {
         self.in_flight = Some(tokio::spawn(async move {
             let kind = if spooled.is_image { Kind::Fence } else { Kind::Plain };
             let (answer, why) = place
-                .put(&key(file.txid), &spooled.path, &file.nonce, spooled.timestamp_ms, kind)
+                .put(&LtxKey::l0(file.txid), &spooled.path, &file.nonce, spooled.timestamp_ms, kind)
                 .await;
             Answer::Put(answer, why)
         }));
@@ -576,8 +576,4 @@ pub(super) async fn blocking_io<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => Err(io::Error::other(error)),
     }
-}
-
-fn key(txid: Txid) -> LtxKey {
-    LtxKey { level: 0, min: txid, max: txid }
 }

@@ -98,9 +98,12 @@ impl<S: Store> Gatherer<S> {
 
     /// Where an acknowledged file is to be kept until it is merged; none: it is not.
     pub(super) fn room_for(&self, file: &SpooledFile) -> Option<PathBuf> {
+        self.fits(file.size).then(|| local_path(&self.worker.state_dir, &LtxKey::l0(file.txid)))
+    }
+
+    fn fits(&self, size: u64) -> bool {
         let kept: u64 = self.local.values().map(|(_, size)| *size).sum();
-        let fits = kept.saturating_add(file.size) <= self.settings.local_bytes_max;
-        fits.then(|| local_path(&self.worker.state_dir, &l0(file.txid)))
+        kept.saturating_add(size) <= self.settings.local_bytes_max
     }
 
     /// An L0 was acknowledged.
@@ -111,7 +114,7 @@ impl<S: Store> Gatherer<S> {
             is_fence: Some(file.is_image),
             is_image: file.is_image,
         };
-        let key = l0(file.txid);
+        let key = LtxKey::l0(file.txid);
         self.inventory.add(key, known);
         if let Some(path) = kept {
             self.local.insert(key, (path, file.size));
@@ -152,8 +155,7 @@ impl<S: Store> Gatherer<S> {
     pub(super) async fn ended(&mut self) -> Outcome {
         let Some(Task(task)) = &mut self.task else { return std::future::pending().await };
         let outcome = task.await.unwrap_or_else(|error| {
-            let source = std::io::Error::other(error);
-            Err(CompactError::Io { path: self.worker.state_dir.clone(), source })
+            Err(CompactError::io(&self.worker.state_dir, std::io::Error::other(error)))
         });
         self.task = None;
         outcome
@@ -207,9 +209,9 @@ impl<S: Store> Gatherer<S> {
 
     /// The output of a merge is the next level's input: kept, if it fits.
     fn keep(&mut self, key: LtxKey, path: PathBuf, size: u64) {
-        let kept: u64 = self.local.values().map(|(_, size)| *size).sum();
+        let fits = self.fits(size);
         self.local.insert(key, (path, size));
-        if kept.saturating_add(size) > self.settings.local_bytes_max {
+        if !fits {
             self.drop_local(&key);
         }
     }
@@ -224,8 +226,4 @@ impl<S: Store> Gatherer<S> {
 
 fn first_wait(settings: &crate::levels::LevelSettings) -> Nanos {
     Nanos::from_millis(settings.retry_ms)
-}
-
-fn l0(txid: Txid) -> LtxKey {
-    LtxKey { level: 0, min: txid, max: txid }
 }

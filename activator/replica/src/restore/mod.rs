@@ -231,7 +231,7 @@ impl Restored {
         host: &Host,
     ) -> Result<(), RestoreError> {
         let next = self.txid.next();
-        let key = dormouse_store::LtxKey { level: 0, min: next, max: next };
+        let key = dormouse_store::LtxKey::l0(next);
         let size = store.head(&store.layout().ltx_key(prefix, host, &key)).await?.size;
         let plan = vec![RemoteFile { key, size }];
         let chunks = fetch::start(store, prefix, host, &plan);
