@@ -10,6 +10,7 @@ use crate::ids::{ETag, Generation, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::time::{Mono, Nanos};
+use crate::watch::Judged;
 
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum LeaseStep {
@@ -278,35 +279,43 @@ impl HostEntry {
                 Ok(session) if session.is_over(record.owner.epoch) => {
                     self.take(wake, Some((record, etag)), ctx);
                 }
-                Ok(session) => {
-                    let dead = ctx.shared.is_dead(&session, &tag, age, ctx.now);
-                    if dead && ctx.session.may_write(ctx.now) {
+                Ok(session) => match ctx.shared.judge(&session, &tag, age, ctx.now) {
+                    Judged::Dead if ctx.session.may_write(ctx.now) => {
                         self.overthrow(wake, (record, etag), (session, tag), ctx);
-                    } else {
-                        self.elsewhere(wake, &record, ctx);
                     }
-                }
+                    judged @ (Judged::Dead | Judged::Manual | Judged::Watched(_)) => {
+                        self.elsewhere(wake, &record, &judged, ctx);
+                    }
+                },
                 Err(error) => self.fail_wake(Reason::Replica, format!("{error}"), ctx),
             },
-            Got::Absent => self.elsewhere(wake, &record, ctx),
+            Got::Absent => self.elsewhere(wake, &record, &Judged::Manual, ctx),
             Got::Failed(problem) => self.fail_store(&problem, ctx),
         }
     }
 
     /// Another box's session owns it.
-    fn elsewhere(&mut self, wake: Wake, record: &HostRecord, ctx: &mut Context<'_>) {
+    fn elsewhere(
+        &mut self,
+        wake: Wake,
+        record: &HostRecord,
+        judged: &Judged,
+        ctx: &mut Context<'_>,
+    ) {
         if self.purpose == Purpose::Sync && !self.takes_in() {
             // Our copy is a fork: whoever owns the host does not have what was not uploaded.
             return self.begin_fork(wake, record, ctx);
         }
         let name = &record.owner.name;
-        let detail = if ctx.shared.is_automatic() {
-            format!("box {name} owns this host and is alive: wake it there")
-        } else {
-            format!(
+        let detail = match judged {
+            Judged::Watched(watched) => return self.fail_watched(watched.clone(), ctx),
+            Judged::Dead => format!(
+                "box {name} owns this host and is dead; this box's own session is not renewed"
+            ),
+            Judged::Manual => format!(
                 "box {name} owns this host: wake it there, or run `dormouse takeover {name}` when \
                  that box is gone"
-            )
+            ),
         };
         self.fail_wake(Reason::Elsewhere, detail, ctx);
     }
