@@ -404,7 +404,7 @@ impl Driver {
             name: self.parts.config.this_box.name.clone(),
             session: session.to_owned(),
             session_detail,
-            store: told(&self.parts.store),
+            store: told(&self.parts.store, &self.parts.records),
             containment: match self.parts.nursery.containment() {
                 Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),
