@@ -38,6 +38,7 @@ mod link;
 mod metrics;
 mod paths;
 mod records;
+mod refusals;
 mod replica;
 mod start;
 mod store;

@@ -9,6 +9,7 @@ mod host;
 mod link;
 mod listen;
 mod pool;
+mod quiet;
 mod route;
 mod settings;
 mod stats;

@@ -11,6 +11,7 @@ use super::ask;
 use super::commands::Reply;
 use super::driver::{Driver, Hosted, OVER};
 use super::replica::HostReplica;
+use dormouse_replica::clock;
 
 impl Driver {
     pub(crate) fn carry_out(&mut self, effect: Effect) {
@@ -90,7 +91,10 @@ impl Driver {
         self.hosts.get(&slot)
     }
 
-    fn publish(&self, slot: Slot, word: Word) {
+    fn publish(&mut self, slot: Slot, word: Word) {
+        if matches!(word, Word::Awake(_)) {
+            self.end_refusals(slot);
+        }
         let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
         let word = match word {
             Word::Asleep => {
@@ -113,12 +117,22 @@ impl Driver {
         self.parts.edge.publish(edge_slot(slot), word);
     }
 
-    fn refuse(&self, slot: Slot, failure: &Failure) {
-        let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+    fn refuse(&mut self, slot: Slot, failure: &Failure) {
         let reason = refusal(failure.reason);
-        tracing::warn!(host, reason = reason.text(), detail = failure.detail, "refused");
+        if let Some(times) = self.refusals.note(slot, reason, clock::system_now().mono) {
+            let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+            let (reason, detail) = (reason.text(), failure.detail.as_str());
+            tracing::warn!(host, reason, detail, times, "refused");
+        }
         let retry_after_s = u32::try_from(failure.retry_after.secs_up()).unwrap_or(u32::MAX);
         self.parts.edge.refuse(edge_slot(slot), reason, retry_after_s.max(1));
+    }
+
+    fn end_refusals(&mut self, slot: Slot) {
+        if let Some((reason, times)) = self.refusals.end(slot) {
+            let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+            tracing::info!(host, reason = reason.text(), times, "refused until now");
+        }
     }
 
     /// SIGTERM or SIGKILL; answered when nothing of the instance is left.
@@ -191,6 +205,7 @@ impl Driver {
     }
 
     fn retired(&mut self, slot: Slot) {
+        self.end_refusals(slot);
         let Some(hosted) = self.hosts.remove(&slot) else { return };
         self.parts.edge.remove_route(edge_slot(slot));
         let reply = match self.parts.registry.remove(&hosted.host) {

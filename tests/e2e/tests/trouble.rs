@@ -63,6 +63,12 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
         let problem = problem(&world)?;
         ensure!(problem.contains(says), "{problem}");
         ensure!(world.log("activator.log")?.contains(says), "in the log too");
+        for _ in 0..30 {
+            refused(&world, "broken")?;
+        }
+        let log = world.log("activator.log")?;
+        let lines = log.lines().filter(|line| line.contains("refused")).count();
+        ensure!(lines == 1, "clients do not drive the log: {log}");
         world.stop()?;
     }
     Ok(())
