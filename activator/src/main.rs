@@ -90,7 +90,10 @@ enum Command {
         from: From,
     },
     /// Restore a host's database into a scratch file and check it: every checksum, and `SQLite`'s
-    /// own integrity check. Ends with an error when it is not good.
+    /// own integrity check.
+    ///
+    /// Exit codes: 0 it is good; 3 it is NOT good; 1 it could not be verified (the store is away, the
+    /// scratch disk is full, nothing is there, …): it may be good.
     Verify {
         /// The host's name.
         host: String,
