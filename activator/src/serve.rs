@@ -36,6 +36,7 @@ mod journal;
 mod keeper;
 mod link;
 mod metrics;
+mod outside;
 mod paths;
 mod records;
 mod refusals;

@@ -218,7 +218,9 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.records.insert(RecordKey::Host(HOST.into()), (outside.encode(), etag.as_str().into()));
     rig.step(Event::TakeIn(SLOT));
     rig.settle();
-    assert!(handed(&rig).unwrap().unwrap_err().contains("box2"));
+    let why = handed(&rig).unwrap().unwrap_err();
+    assert!(why.contains("`dormouse hibernate h.test --on` on that box"), "{why}");
+    assert!(why.contains("first run `dormouse takeover box2` here"), "{why}");
     assert_eq!(record(&rig).state, HostState::Outside);
 }
 

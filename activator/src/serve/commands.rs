@@ -16,6 +16,7 @@ use super::drill::DrillStatus;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
+use super::outside::{OUTSIDE, is_marked};
 use super::replica::HostReplica;
 use super::store::told;
 use dormouse_replica::clock;
@@ -230,8 +231,11 @@ impl Driver {
                 }
                 None => Reply::unknown(&host),
             },
-            Ask::Wait { state, .. } if !HostView::STATES.contains(&state.as_str()) => {
-                let message = format!("{state:?} is no state; allowed: {:?}", HostView::STATES);
+            Ask::Wait { state, .. }
+                if state != OUTSIDE && !HostView::STATES.contains(&state.as_str()) =>
+            {
+                let states = HostView::STATES;
+                let message = format!("{state:?} is no state; allowed: {OUTSIDE:?}, {states:?}");
                 Reply::message(400, &message)
             }
             Ask::Wait { host, state } => match self.find(&host) {
@@ -368,6 +372,7 @@ impl Driver {
             instance: None,
             run: None,
             replica,
+            outside: is_marked(&self.parts.paths, &route.host),
         };
         self.hosts.insert(slot, hosted);
         HostSeed {
@@ -426,7 +431,8 @@ impl Driver {
 
     fn host_status(&self, slot: Slot) -> Option<HostStatus> {
         let view = self.core.host(slot)?;
-        let HostView { state, run, generation, due, unsynced, problem, .. } = view;
+        let state = self.state_of(&view);
+        let HostView { run, generation, due, unsynced, problem, .. } = view;
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::system_now().mono.0.saturating_sub(activity.last_ns);

@@ -73,6 +73,8 @@ pub(crate) struct Hosted {
     /// Run of the instance.
     pub(crate) run: Option<Run>,
     pub(crate) replica: HostReplica,
+    /// Its record was last seen to say that an outside supervisor runs it.
+    pub(crate) outside: bool,
 }
 
 /// The activator's loop.

@@ -23,7 +23,7 @@ impl Driver {
         }
         let mut states: BTreeMap<&str, u64> = BTreeMap::new();
         for view in self.core.hosts() {
-            let count = states.entry(view.state).or_default();
+            let count = states.entry(self.state_of(&view)).or_default();
             *count = count.saturating_add(1);
         }
         head(&mut text, "dormouse_hosts", "gauge");

@@ -6,10 +6,10 @@ use alloc::string::String;
 use super::{Context, HostEntry, Lease, Purpose, RETRY_AFTER, State, Tip, Wake};
 use crate::effect::{Effect, Expect, Reason, RecordKey};
 use crate::event::{Answer, Got, StoreProblem, Wrote};
-use crate::ids::{ETag, Generation, Txid};
+use crate::ids::{ETag, Generation, Host, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
-use crate::time::{Mono, Nanos};
+use crate::time::{Mono, Nanos, Now};
 use crate::watch::Judged;
 
 #[derive(Clone, Debug, Hash)]
@@ -307,6 +307,10 @@ impl HostEntry {
             return self.begin_fork(wake, record, ctx);
         }
         let name = &record.owner.name;
+        if record.state == HostState::Outside {
+            let detail = handed_out(record, &self.host, judged, ctx.now);
+            return self.fail_wake(Reason::Elsewhere, detail, ctx);
+        }
         let detail = match judged {
             Judged::Watched(watched) => return self.fail_watched(watched.clone(), ctx),
             Judged::Dead => format!(
@@ -385,6 +389,25 @@ impl HostEntry {
         self.refuse(Reason::Lost, detail.into(), RETRY_AFTER, ctx);
         self.state = State::Asleep;
     }
+}
+
+/// What to do on this box to have a host back that another one handed out.
+fn handed_out(record: &HostRecord, host: &Host, judged: &Judged, now: Now) -> String {
+    let name = &record.owner.name;
+    let then = match judged {
+        Judged::Watched(watched) => {
+            format!(
+                "it is given up in {} s unless it renews its session",
+                watched.left(now).secs_up()
+            )
+        }
+        Judged::Dead | Judged::Manual => format!("first run `dormouse takeover {name}` here"),
+    };
+    format!(
+        "box {name} handed this host to an outside supervisor, and has the file that it writes: run \
+         `dormouse hibernate {host} --on` on that box. Only when that box is gone for good ({then}), \
+         run it here again: the host then goes on from what was uploaded before it was handed out"
+    )
 }
 
 /// The newest file that a cleanly released record names.
