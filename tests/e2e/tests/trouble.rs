@@ -344,6 +344,9 @@ fn an_unknown_host_an_unknown_app_and_a_bad_name_are_told_apart() -> Result<()> 
     world.add(HOST, "guestbook")?;
     let twice = world.dormouse(&["add", HOST, "--app", "guestbook"]).unwrap_err().to_string();
     ensure!(twice.contains("already"), "{twice}");
+    let bill = world.dormouse_fails(&["status", "nobody.test", "--cost"], 1)?;
+    ensure!(bill.contains("nobody.test is not served here"), "{bill}");
+    world.dormouse(&["status", HOST, "--cost"])?;
     world.stop()
 }
 
@@ -438,6 +441,12 @@ fn a_bad_config_names_file_key_and_what_is_allowed() -> Result<()> {
         for part in ["dormouse.toml", "waiter", "expected one of", "waiters_per_host"] {
             ensure!(said.contains(part), "{program} does not say {part:?}: {said}");
         }
+        let nowhere = Command::new(bin.join(program))
+            .args(["--config", "/nowhere"])
+            .args(args.iter().filter(|arg| !arg.is_empty()))
+            .output()?;
+        let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+        ensure!(said.matches("os error 2").count() == 1, "{program}: {said}");
     }
     Ok(())
 }
