@@ -26,6 +26,7 @@ use tokio::sync::mpsc;
 mod admin;
 mod ask;
 mod boot;
+mod by_hand;
 mod commands;
 mod drill;
 mod driver;

@@ -2,7 +2,7 @@
 
 use dormouse_core::HostView;
 use dormouse_core::effect::TakeoverEnd;
-use dormouse_core::event::{Cause, Event, HostSeed, Policy};
+use dormouse_core::event::{Event, HostSeed, Policy};
 use dormouse_core::ids::{BoxName, Host, Slot};
 use dormouse_core::time::Nanos;
 use dormouse_instances::Containment;
@@ -12,6 +12,7 @@ use dormouse_registry::{Route, canonical_host};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::by_hand;
 use super::drill::DrillStatus;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
@@ -76,9 +77,27 @@ pub(crate) enum Body {
 /// Someone who waits for a host to come to a state.
 #[derive(Debug)]
 pub(crate) struct Wait {
-    slot: Slot,
-    state: String,
-    reply: oneshot::Sender<Reply>,
+    pub(crate) slot: Slot,
+    pub(crate) goal: Goal,
+    pub(crate) reply: oneshot::Sender<Reply>,
+}
+
+/// What is waited for.
+#[derive(Debug)]
+pub(crate) enum Goal {
+    /// This state, however long it takes.
+    State(String),
+    /// Awake; or it has become clear that this wake comes to nothing.
+    Awake,
+}
+
+impl Goal {
+    fn met(&self, status: &HostStatus) -> Option<Reply> {
+        match self {
+            Self::State(state) => (status.state == *state).then(|| Reply::json(status)),
+            Self::Awake => by_hand::woken(status),
+        }
+    }
 }
 
 /// `dormouse status`.
@@ -155,7 +174,7 @@ impl Reply {
         Self::message(500, message.as_ref())
     }
 
-    fn refused(message: impl AsRef<str>) -> Self {
+    pub(crate) fn refused(message: impl AsRef<str>) -> Self {
         Self::message(409, message.as_ref())
     }
 
@@ -212,8 +231,14 @@ impl Driver {
                 next.send(self.parts.drills.next(names)).ok();
                 return;
             }
-            Ask::Wake(host) => self.on_host(&host, |slot| Event::Requested(slot, Cause::Operator)),
-            Ask::Sleep(host) => self.on_host(&host, Event::Rest),
+            Ask::Wake(host) => match self.find(&host) {
+                Some(slot) => return self.wake_by_hand(slot, reply),
+                None => Reply::unknown(&host),
+            },
+            Ask::Sleep(host) => match self.find(&host) {
+                Some(slot) => return self.sleep_by_hand(slot, reply),
+                None => Reply::unknown(&host),
+            },
             Ask::Remove(host) => match self.find(&host) {
                 Some(slot) => {
                     self.retiring.insert(slot, reply);
@@ -240,7 +265,7 @@ impl Driver {
             }
             Ask::Wait { host, state } => match self.find(&host) {
                 Some(slot) => {
-                    self.waits.push(Wait { slot, state, reply });
+                    self.waits.push(Wait { slot, goal: Goal::State(state), reply });
                     return self.answer_waits();
                 }
                 None => Reply::unknown(&host),
@@ -277,12 +302,6 @@ impl Driver {
     fn find(&self, host: &str) -> Option<Slot> {
         let host = canonical_host(host).ok()?;
         self.hosts.iter().find(|(_, hosted)| hosted.host == host).map(|(slot, _)| *slot)
-    }
-
-    fn on_host(&mut self, host: &str, event: impl FnOnce(Slot) -> Event) -> Reply {
-        let Some(slot) = self.find(host) else { return Reply::unknown(host) };
-        self.step(event(slot));
-        self.host_status(slot).map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
     }
 
     /// A new host, served once every proxy routes it.
@@ -390,15 +409,16 @@ impl Driver {
     pub(crate) fn answer_waits(&mut self) {
         let waits = std::mem::take(&mut self.waits);
         for wait in waits {
-            match self.host_status(wait.slot) {
-                None => {
-                    wait.reply.send(Reply::message(404, "the host was removed")).ok();
+            let met = match self.host_status(wait.slot) {
+                None => Some(Reply::message(404, "the host was removed")),
+                Some(status) => wait.goal.met(&status),
+            };
+            match met {
+                Some(reply) => {
+                    wait.reply.send(reply).ok();
                 }
-                Some(status) if status.state == wait.state => {
-                    wait.reply.send(Reply::json(&status)).ok();
-                }
-                Some(_) if wait.reply.is_closed() => {}
-                Some(_) => self.waits.push(wait),
+                None if wait.reply.is_closed() => {}
+                None => self.waits.push(wait),
             }
         }
     }
@@ -429,7 +449,7 @@ impl Driver {
         forks.iter().map(|fork| fork.display().to_string()).collect()
     }
 
-    fn host_status(&self, slot: Slot) -> Option<HostStatus> {
+    pub(crate) fn host_status(&self, slot: Slot) -> Option<HostStatus> {
         let view = self.core.host(slot)?;
         let state = self.state_of(&view);
         let HostView { run, generation, due, unsynced, problem, .. } = view;
