@@ -70,7 +70,14 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
     second.start_proxy()?;
     second.add(HOST, "guestbook")?;
     until(PATIENCE, "the second box takes the host", || {
-        Ok(second.get(HOST, "/api/entries")?.status == 200)
+        let answer = second.get(HOST, "/api/entries")?;
+        if answer.field("x-dormouse-reason") == Some("elsewhere") {
+            let told = problem(&second)?;
+            ensure!(told.contains("is taken over in"), "until when it waits: {told}");
+            let wait_s: u64 = answer.field("retry-after").context("when to ask again")?.parse()?;
+            ensure!((1..=5).contains(&wait_s), "TTL + margin, and two seconds: {wait_s} s");
+        }
+        Ok(answer.status == 200)
     })?;
     ensure!(second.names(HOST)? == ["one"], "what was durable, and nothing else");
     second.sign(HOST, "two")?;
@@ -180,6 +187,10 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
         ensure!(problem(box_)?.contains("outside supervisor"), "{}", problem(box_)?);
         ensure!(box_.host(HOST)?["state"] == "outside", "{}", box_.host(HOST)?);
         ensure!(box_.metrics()?.contains_key("dormouse_hosts{state=\"outside\"}"));
+    }
+    for by_hand in ["wake", "sleep"] {
+        let said = first.dormouse_fails(&[by_hand, HOST], 1)?;
+        ensure!(said.contains("outside"), "{by_hand}: {said}");
     }
     let refused = second.dormouse(&["hibernate", HOST, "--on"]);
     let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
