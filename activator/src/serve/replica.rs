@@ -11,7 +11,7 @@ use std::time::Duration;
 use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{Generation, Nonce, Slot, Txid};
-use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
+use dormouse_core::position::{FileId, Newest, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
@@ -211,16 +211,16 @@ impl HostReplica {
             return Answer::Listed(Ok(None));
         }
         let key = dormouse_store::LtxKey::l0(tip);
-        let etag = match self.place.standing(&key).await {
-            Standing::File { etag, .. } => Some(etag),
+        let (etag, nonce) = match self.place.standing(&key).await {
+            Standing::File { etag, nonce } => (Some(etag), nonce),
             // Only a compaction holds the tip: its number alone is known.
-            Standing::Absent => None,
+            Standing::Absent => (None, None),
             Standing::Unclear => {
                 let why = "the store did not tell the newest file's tag".to_owned();
                 return Answer::Listed(Err(ReplicaProblem::Store(StoreProblem::Unreachable(why))));
             }
         };
-        Answer::Listed(Ok(Some(RemoteTip { txid: tip, etag })))
+        Answer::Listed(Ok(Some(Newest { tip: RemoteTip { txid: tip, etag }, nonce })))
     }
 
     pub(crate) async fn restore(self, set_aside: bool) -> Answer {

@@ -206,3 +206,46 @@ fn touch_wal(database: &Path) -> Result<()> {
     let mut file = fs::File::options().append(true).open(PathBuf::from(wal))?;
     Ok(std::io::Write::write_all(&mut file, b"\0")?)
 }
+
+/// `cp -a`: what an operator's backup, or a machine's snapshot, keeps.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status()?;
+    ensure!(status.success(), "cp -a {}", from.display());
+    Ok(())
+}
+
+#[test]
+fn an_earlier_state_of_the_disk_is_set_aside() -> Result<()> {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut world = world("")?;
+        world.sign(HOST, "one")?;
+        sleep(&world)?;
+        if signal == Signal::SIGTERM {
+            world.end_activator(signal)?;
+        }
+        copy_tree(&world.path("data"), &world.path("backup"))?;
+        if signal == Signal::SIGTERM {
+            world.start_activator()?;
+        }
+        for name in ["two", "three"] {
+            world.sign(HOST, name)?;
+            sleep(&world)?;
+        }
+        world.end_activator(signal)?;
+        fs::remove_dir_all(world.path("data"))?;
+        fs::rename(world.path("backup"), world.path("data"))?;
+        world.start_activator()?;
+        ensure!(world.names(HOST)? == ["one", "two", "three"], "{:?}", world.names(HOST)?);
+        let forks = world.host(HOST)?["forks"].clone();
+        ensure!(forks.as_array().is_some_and(|forks| forks.len() == 1), "{forks}");
+        let log = world.log("activator.log")?;
+        ensure!(log.contains("set aside"), "{log}");
+        // It goes on from there.
+        world.sign(HOST, "four")?;
+        sleep(&world)?;
+        world.lose_copy(HOST)?;
+        ensure!(world.names(HOST)? == ["one", "two", "three", "four"], "after a restore");
+        world.stop()?;
+    }
+    Ok(())
+}
