@@ -41,6 +41,7 @@ mod records;
 mod replica;
 mod start;
 mod store;
+mod watched;
 
 pub(crate) use commands::{HostStatus, Status};
 pub(crate) use store::open_store;
