@@ -44,6 +44,7 @@ mod refusals;
 mod replica;
 mod start;
 mod store;
+mod watched;
 
 pub(crate) use commands::{HostStatus, Status};
 pub(crate) use store::open_store;

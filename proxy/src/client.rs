@@ -15,6 +15,7 @@ use crate::clock;
 use crate::event_loop::Loop;
 use crate::host::{Counted, HostState};
 use crate::pool::{self, HEAD_READ, Pool};
+use crate::route::session_expired;
 use crate::settings::Timeouts;
 
 /// Read size while a head is awaited: what a silent connection costs on a ring.
@@ -32,7 +33,8 @@ pub(crate) struct Upstream<E: Engine> {
 }
 
 impl<E: Engine> Upstream<E> {
-    fn may_be_sent_to(&self) -> bool {
+    /// Whether it may be sent to, and be believed.
+    fn counts(&self) -> bool {
         !self.host.as_ref().is_some_and(|host| host.is_past_deadline())
     }
 }
@@ -54,7 +56,8 @@ enum Event {
     Moved,
     TimedOut(Timer),
     ClientGone,
-    /// The session's deadline passed while something was still to be sent to an instance.
+    /// The session's deadline passed while something was still to be sent to an instance, or
+    /// before it answered.
     Expired,
 }
 
@@ -99,7 +102,15 @@ impl<E: Engine> Client<E> {
                     Event::ClientGone => return,
                     Event::Expired => {
                         self.at.stats.session_expired.add();
-                        return;
+                        match self.conn.disown(&session_expired()) {
+                            Step::Finished { reuse } => self.finished(reuse),
+                            Step::Closed => return,
+                            Step::Wait
+                            | Step::Route
+                            | Step::Retry
+                            | Step::ShutdownClient
+                            | Step::ShutdownUpstream => (),
+                        }
                     }
                     Event::TimedOut(timer) => {
                         self.at.stats.timed_out.add();
@@ -178,11 +189,11 @@ impl<E: Engine> Client<E> {
             return Poll::Ready(Event::Moved);
         }
         if !self.conn.to_upstream().is_empty()
-            && self.upstream.as_ref().is_some_and(|upstream| !upstream.may_be_sent_to())
+            && self.upstream.as_ref().is_some_and(|upstream| !upstream.counts())
         {
             return Poll::Ready(Event::Expired);
         }
-        let mut moved = self.poll_upstream(cx);
+        let Ok(mut moved) = self.poll_upstream(cx) else { return Poll::Ready(Event::Expired) };
         if !self.conn.to_client().is_empty() {
             let written = self.stream.poll_write(cx, self.conn.to_client().tail());
             self.conn.to_client().set_lent(self.stream.writing());
@@ -207,8 +218,8 @@ impl<E: Engine> Client<E> {
         }
     }
 
-    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(upstream) = &mut self.upstream else { return false };
+    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Result<bool, Expired> {
+        let Some(upstream) = &mut self.upstream else { return Ok(false) };
         let mut moved = false;
         if !self.conn.to_upstream().is_empty() {
             let written = upstream.stream.poll_write(cx, self.conn.to_upstream().tail());
@@ -226,13 +237,15 @@ impl<E: Engine> Client<E> {
             let size = if self.conn.is_streaming() { BODY_READ } else { HEAD_READ };
             match upstream.stream.poll_read(cx, self.conn.from_upstream().tail(), size) {
                 Poll::Ready(Ok(0)) => self.conn.upstream_closed(true),
+                // What it has done may be nowhere but here, while another box serves the host.
+                Poll::Ready(Ok(_)) if !upstream.counts() => return Err(Expired),
                 Poll::Ready(Ok(_)) => (),
                 Poll::Ready(Err(_)) => self.conn.upstream_closed(false),
-                Poll::Pending => return moved,
+                Poll::Pending => return Ok(moved),
             }
             moved = true;
         }
-        moved
+        Ok(moved)
     }
 
     /// Reads the client, if the machine wants it.
@@ -254,6 +267,9 @@ impl<E: Engine> Client<E> {
         Poll::Ready(Ok(()))
     }
 }
+
+/// The session's deadline has passed.
+struct Expired;
 
 /// The client broke its connection.
 #[derive(Clone, Copy, Debug)]

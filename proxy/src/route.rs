@@ -102,7 +102,7 @@ impl<E: Engine> Client<E> {
         loop {
             if host.is_past_deadline() {
                 self.at.stats.session_expired.add();
-                self.refuse(&refusal(Refusal::SessionExpired, 5));
+                self.refuse(&session_expired());
                 return Ok(());
             }
             let word = match self.enter(host, wish, avoid) {
@@ -313,6 +313,11 @@ impl<E: Engine> crate::event_loop::Loop<E> {
 /// Whether a socket is missing or nobody listens on it.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// Past the session's deadline nothing is served.
+pub(crate) fn session_expired() -> Answer {
+    refusal(Refusal::SessionExpired, 5)
 }
 
 fn refusal(reason: Refusal, retry_after_s: u32) -> Answer {

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Attempt, BoxName, ETag, Epoch, Host, Nonce, Run, Slot, Txid};
-use crate::position::{LocalCopy, RemoteTip};
+use crate::position::{LocalCopy, Newest, RemoteTip};
 use crate::time::{Mono, Nanos, Wall};
 
 /// Whom an answer is for, and which of its questions it answers.
@@ -243,7 +243,7 @@ pub enum Answer {
     /// Of `Effect::Inspect`.
     Inspected(Result<LocalCopy, String>),
     /// Of `Effect::List`.
-    Listed(Result<Option<RemoteTip>, ReplicaProblem>),
+    Listed(Result<Option<Newest>, ReplicaProblem>),
     /// Of `Effect::Restore` and `Effect::Apply`: the unfinished file is at this number.
     Fetched(Result<RemoteTip, ReplicaProblem>),
     /// Of `Effect::PutFence` and `Effect::PutImage`.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{BoxId, ETag, Generation, Txid};
+use crate::ids::{BoxId, ETag, Generation, Nonce, Txid};
 use crate::record::{HostRecord, HostState};
 
 /// What tells one file on disk from another, and from itself after a change.
@@ -100,6 +100,9 @@ pub struct LocalCopy {
     pub position: Option<Position>,
     /// Bytes in its `-wal`; 0 when there is none.
     pub wal_bytes: u64,
+    /// Nonces of uploads that were begun here and are not known to be acknowledged.
+    #[serde(default)]
+    pub spool: Vec<Nonce>,
 }
 
 /// The newest L0 in the store.
@@ -111,13 +114,39 @@ pub struct RemoteTip {
     pub etag: Option<ETag>,
 }
 
+/// The newest L0 in the store, and who began its upload.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Newest {
+    /// Its number and tag.
+    pub tip: RemoteTip,
+    /// The nonce that it carries; unknown when only its number is, and of files of other programs.
+    pub nonce: Option<Nonce>,
+}
+
 /// What is known of the remote replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Remote {
     /// Not asked yet.
     Unasked,
     /// A LIST (or a record that was cleanly released) says so; `None` is an empty replica.
-    Known(Option<RemoteTip>),
+    Known(Option<Newest>),
+}
+
+impl Remote {
+    /// What a record, or a clean sleep, names as the newest.
+    #[must_use]
+    pub const fn named(tip: RemoteTip) -> Self {
+        Self::Known(Some(Newest { tip, nonce: None }))
+    }
+
+    /// The newest number; 0 when there is none or it is not known.
+    #[must_use]
+    pub fn txid(&self) -> Txid {
+        match self {
+            Self::Known(Some(newest)) => newest.tip.txid,
+            Self::Known(None) | Self::Unasked => Txid(0),
+        }
+    }
 }
 
 /// What to do before a start.
@@ -205,34 +234,45 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
         };
     };
     let intact = position.clean && position.file == *file && local.wal_bytes == 0;
-    if intact && claimed.unbroken == Some(position.generation) {
+    let unbroken = claimed.unbroken == Some(position.generation);
+    let newest = match remote {
+        Remote::Unasked if intact && unbroken => return Verdict::Use,
+        Remote::Unasked => return Verdict::List,
+        Remote::Known(None) => {
+            return match position.txid {
+                Txid(0) if intact && unbroken => Verdict::Use,
+                Txid(0) if is_own(claimed, position) => Verdict::Keep,
+                Txid(0) => Verdict::Adopt,
+                Txid(_) => Verdict::Refuse(CopyRefusal::RemoteEmpty),
+            };
+        }
+        Remote::Known(Some(newest)) => newest,
+    };
+    let own = is_own(claimed, position);
+    if intact && unbroken && may_equal(&newest.tip, position) {
         return Verdict::Use;
     }
-    let Remote::Known(tip) = remote else {
-        return Verdict::List;
-    };
-    let Some(tip) = tip else {
-        return match position.txid {
-            Txid(0) if is_own(claimed, position) => Verdict::Keep,
-            Txid(0) => Verdict::Adopt,
-            Txid(_) => Verdict::Refuse(CopyRefusal::RemoteEmpty),
-        };
-    };
-    if intact && tip.txid == position.txid && same_tag(tip, position) {
+    if intact && equals(&newest.tip, position) {
         // Another owner did not let go: what it still has on its way must find its number taken.
-        return if is_own(claimed, position) || !is_unclean(claimed) {
-            Verdict::Use
-        } else {
-            Verdict::Keep
-        };
+        return if own || !is_unclean(claimed) { Verdict::Use } else { Verdict::Keep };
     }
-    if tip.txid < position.txid {
+    if newest.tip.txid < position.txid {
         return Verdict::Refuse(CopyRefusal::RemoteOlder);
     }
-    if is_own(claimed, position) {
+    if own && descends(newest, local, position) {
         return Verdict::Keep;
     }
     Verdict::Restore { set_aside: true }
+}
+
+/// Whether the copy holds all that the newest file does. The position is durable before an upload
+/// leaves the spool: a newer file whose nonce is not in it was made without this disk, or after it
+/// was put back to an earlier state.
+fn descends(newest: &Newest, local: &LocalCopy, position: &Position) -> bool {
+    if newest.tip.txid == position.txid {
+        return may_equal(&newest.tip, position);
+    }
+    newest.nonce.as_ref().is_some_and(|nonce| local.spool.contains(nonce))
 }
 
 /// The local file of a host that came back from an outside supervisor on this box: the truth.
@@ -242,8 +282,8 @@ fn judge_taken_in(
     local: &LocalCopy,
     remote: &Remote,
 ) -> Verdict {
-    let Remote::Known(tip) = remote else { return Verdict::List };
-    let Some(tip) = tip else {
+    let Remote::Known(newest) = remote else { return Verdict::List };
+    let Some(Newest { tip, .. }) = newest else {
         return match named_txid(claimed, local) {
             None => Verdict::Adopt,
             Some(_) => Verdict::Refuse(CopyRefusal::RemoteEmpty),
@@ -251,12 +291,15 @@ fn judge_taken_in(
     };
     match &local.position {
         Some(position) if tip.txid < position.txid => Verdict::Refuse(CopyRefusal::RemoteOlder),
+        // Put back to a state from before it was handed out.
+        Some(position) if claimed.before.is_some_and(|record| position.txid < record.txid) => {
+            Verdict::Restore { set_aside: true }
+        }
         Some(position)
             if position.clean
                 && position.file == file
                 && local.wal_bytes == 0
-                && tip.txid == position.txid
-                && same_tag(tip, position) =>
+                && equals(tip, position) =>
         {
             Verdict::Use
         }
@@ -273,7 +316,7 @@ fn is_taken_in(claimed: Claimed<'_>) -> bool {
 fn judge_no_file(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdict {
     match remote {
         Remote::Unasked => Verdict::List,
-        Remote::Known(Some(tip)) => {
+        Remote::Known(Some(Newest { tip, .. })) => {
             let acknowledged = local.position.as_ref().map_or(Txid(0), |p| p.txid);
             if tip.txid < acknowledged.max(named_txid(claimed, local).unwrap_or_default()) {
                 return Verdict::Refuse(CopyRefusal::RemoteOlder);
@@ -318,12 +361,19 @@ fn is_own(claimed: Claimed<'_>, position: &Position) -> bool {
     }
 }
 
-/// Equal tags, or one side that does not know its own: the number alone then decides.
-fn same_tag(tip: &RemoteTip, position: &Position) -> bool {
-    match (&tip.etag, &position.etag) {
+/// Whether the position is of this very file: of an unknown tag nothing is believed.
+fn equals(tip: &RemoteTip, position: &Position) -> bool {
+    let same_tag = match (&tip.etag, &position.etag) {
         (Some(theirs), Some(ours)) => theirs == ours,
         (None, _) | (_, None) => tip.txid == Txid(0),
-    }
+    };
+    tip.txid == position.txid && same_tag
+}
+
+/// Whether nothing says that the position is of another file.
+fn may_equal(tip: &RemoteTip, position: &Position) -> bool {
+    let tags = tip.etag.as_ref().zip(position.etag.as_ref());
+    tip.txid == position.txid && tags.is_none_or(|(theirs, ours)| theirs == ours)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn position(generation: u64, txid: u64, clean: bool) -> Position {
 }
 
 fn local(position: Option<Position>) -> LocalCopy {
-    LocalCopy { file: Some(FILE), position, wal_bytes: 0 }
+    LocalCopy { file: Some(FILE), position, wal_bytes: 0, spool: Vec::from(["mine".into()]) }
 }
 
 fn record(id: &str, generation: u64, since: u64, state: HostState, txid: u64) -> HostRecord {
@@ -40,7 +40,13 @@ fn record(id: &str, generation: u64, since: u64, state: HostState, txid: u64) ->
 }
 
 fn tip(txid: u64, tag: &str) -> Remote {
-    Remote::Known(Some(RemoteTip { txid: Txid(txid), etag: Some(tag.into()) }))
+    Remote::named(RemoteTip { txid: Txid(txid), etag: Some(tag.into()) })
+}
+
+/// As a LIST finds it: with the nonce of whoever sent it.
+fn sent(txid: u64, nonce: &str) -> Remote {
+    let tip = RemoteTip { txid: Txid(txid), etag: Some("x".into()) };
+    Remote::Known(Some(Newest { tip, nonce: Some(nonce.into()) }))
 }
 
 const EMPTY: Remote = Remote::Known(None);
@@ -108,6 +114,7 @@ fn a_changed_file_is_never_clean() {
     let mut copy = local(Some(position(7, 3, true)));
     copy.file = Some(FileId { ctime_ns: 6, ..FILE });
     assert_eq!(verdict(None, Some(7), &copy, &tip(3, "\"tag\"")), Verdict::Keep);
+    assert_eq!(verdict(None, Some(7), &copy, &sent(4, "mine")), Verdict::Keep);
     let mut with_wal = local(Some(position(7, 3, true)));
     with_wal.wal_bytes = 32;
     assert_eq!(verdict(None, Some(7), &with_wal, &Remote::Unasked), Verdict::List);
@@ -125,9 +132,40 @@ fn a_remote_older_than_what_was_acknowledged_is_refused() {
 #[test]
 fn an_unclean_copy_of_our_own_is_kept_and_uploaded_whole() {
     let copy = local(Some(position(7, 3, false)));
-    assert_eq!(verdict(None, Some(7), &copy, &tip(4, "x")), Verdict::Keep);
     let before = record("me", 9, 6, HostState::Owned, 0);
-    assert_eq!(verdict(Some(&before), None, &copy, &tip(4, "x")), Verdict::Keep);
+    // What is newer is an upload of this disk whose answer never came.
+    for remote in [tip(3, "\"tag\""), sent(4, "mine")] {
+        assert_eq!(verdict(None, Some(7), &copy, &remote), Verdict::Keep);
+        assert_eq!(verdict(Some(&before), None, &copy, &remote), Verdict::Keep);
+    }
+}
+
+#[test]
+fn a_disk_that_was_put_back_to_an_earlier_state_is_never_the_newest() {
+    let restored = Verdict::Restore { set_aside: true };
+    let owned = record("me", 9, 6, HostState::Owned, 0);
+    let released = record("me", 9, 6, HostState::Released, 5);
+    for clean in [true, false] {
+        let copy = local(Some(position(7, 3, clean)));
+        // Uploaded by this box, but nothing on this disk knows of it.
+        let remote = sent(4, "mine, later");
+        assert_eq!(verdict(Some(&owned), None, &copy, &remote), restored);
+        assert_eq!(verdict(Some(&released), None, &copy, &tip(5, "x")), restored);
+        // Only its number is known, or another program sent it.
+        assert_eq!(verdict(Some(&owned), None, &copy, &tip(4, "x")), restored);
+        // Another file of the same number.
+        assert_eq!(verdict(Some(&owned), None, &copy, &sent(3, "x")), restored);
+        // Put back under a running activator, which knows how the last sleep ended.
+        assert_eq!(verdict(Some(&owned), Some(7), &copy, &tip(5, "x")), restored);
+    }
+}
+
+#[test]
+fn a_parked_copy_is_used_without_a_list_when_it_is_what_the_last_sleep_left() {
+    let copy = local(Some(position(7, 3, true)));
+    assert_eq!(verdict(None, Some(7), &copy, &tip(3, "\"tag\"")), Verdict::Use);
+    let untagged = Remote::named(RemoteTip { txid: Txid(3), etag: None });
+    assert_eq!(verdict(None, Some(7), &copy, &untagged), Verdict::Use);
 }
 
 #[test]
@@ -167,8 +205,10 @@ fn what_an_outside_supervisor_left_is_the_truth_on_the_box_that_handed_it_out() 
     assert_eq!(verdict(Some(&before), Some(10), &copy, &tip(2, "x")), older);
     let empty = Verdict::Refuse(CopyRefusal::RemoteEmpty);
     assert_eq!(verdict(Some(&before), Some(10), &copy, &EMPTY), empty);
-    let elsewhere = record("other", 9, 9, HostState::Outside, 4);
+    let put_back = local(Some(position(9, 2, true)));
     let restored = Verdict::Restore { set_aside: true };
+    assert_eq!(verdict(Some(&before), Some(10), &put_back, &tip(3, "x")), restored);
+    let elsewhere = record("other", 9, 9, HostState::Outside, 4);
     assert_eq!(verdict(Some(&elsewhere), Some(10), &copy, &tip(4, "x")), restored);
 }
 

@@ -11,13 +11,15 @@ use crate::event::{
     Wrote,
 };
 use crate::ids::{ETag, Epoch, Generation, Run, Slot, Txid};
-use crate::position::{FileId, LocalCopy, POSITION_VERSION, Position, RemoteTip};
+use crate::position::{FileId, LocalCopy, Newest, POSITION_VERSION, Position, RemoteTip};
 use crate::record::{HostRecord, HostState, Owner, SessionRecord};
 use crate::time::{Boot, MILLI_NS, Mono, Nanos, Now, Wall};
 use crate::{Core, Identity, Settings, TakeoverMode};
 
 pub(crate) const SLOT: Slot = Slot(0);
 pub(crate) const HOST: &str = "h.test";
+/// Carried by the newest file; the copy's spool has it.
+const NONCE: &str = "mine";
 const FILE: FileId = FileId { inode: 1, size: 4096, ctime_ns: 5 };
 
 pub(crate) struct Rig {
@@ -197,6 +199,7 @@ impl Rig {
                 clean,
             }),
             wal_bytes: 0,
+            spool: Vec::from([NONCE.into()]),
         };
     }
 
@@ -221,7 +224,10 @@ impl Rig {
                 (ticket, Answer::Wrote(self.put(key, body, &expect)))
             }
             Effect::Inspect(ticket, _) => (ticket, Answer::Inspected(Ok(self.local.clone()))),
-            Effect::List(ticket, _) => (ticket, Answer::Listed(Ok(self.tip.clone()))),
+            Effect::List(ticket, _) => {
+                let newest = self.tip.clone().map(|tip| Newest { tip, nonce: Some(NONCE.into()) });
+                (ticket, Answer::Listed(Ok(newest)))
+            }
             Effect::Restore { ticket, .. } | Effect::Apply(ticket, ..) => {
                 let tip = self.tip.clone().unwrap();
                 (ticket, Answer::Fetched(Ok(tip)))

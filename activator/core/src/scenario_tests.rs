@@ -198,6 +198,15 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.settle();
     assert!(handed(&rig).unwrap().unwrap_err().contains("the store is away"));
     assert_eq!(record(&rig).state, HostState::Owned);
+    // Nor is an instance stopped for it while the session is not renewed.
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.away = true;
+    rig.pass(Nanos::from_secs(60));
+    rig.step(Event::HandOut(SLOT));
+    assert!(handed(&rig).unwrap().unwrap_err().contains("not renewed"), "{:?}", handed(&rig));
+    assert_eq!(rig.label(), "Awake");
     // Another box handed it out, and is alive; then it is gone.
     let mut rig = Rig::new(None);
     rig.settle();

@@ -18,7 +18,9 @@ use dormouse_core::upload::PutAnswer;
 use dormouse_store::{LtxKey, Store};
 use tokio::sync::watch;
 
-use crate::levels::{Age, Budget, Change, Inventory, Job, Known, LevelSettings, Worker};
+use crate::levels::{
+    self, Age, Budget, Change, Fault, Inventory, Job, Known, LevelSettings, Worker,
+};
 use crate::ltx::{Encoder, Encoding, Header, LtxError, PageSize, Pgno};
 use crate::put::{Kind, Place};
 use crate::restore::{RemoteFile, RestoreError, SNAPSHOT_LEVEL, Target};
@@ -103,6 +105,9 @@ pub enum CompactError {
         /// What the file equals.
         local: Txid,
     },
+    /// The replica is not whole, and compacting it does not help.
+    #[error("{0}")]
+    Fault(Fault),
     /// The upload did not succeed.
     #[error("upload of the compacted file: {0}")]
     Upload(String),
@@ -133,6 +138,12 @@ pub enum Choice {
 
 /// Chooses by names and sizes alone.
 pub fn choose(inventory: &Inventory, txid: Txid) -> Result<Choice, CompactError> {
+    match inventory.fault(txid) {
+        // The closed database mends it.
+        Some(Fault::Gap { .. } | Fault::Damaged) => return Ok(Choice::Snapshot),
+        Some(fault @ Fault::Foreign { .. }) => return Err(CompactError::Fault(fault)),
+        None => (),
+    }
     let plan = inventory.listing().plan(Target::Latest)?;
     let remote = inventory.tip();
     if remote != txid {
@@ -213,8 +224,13 @@ impl<S: Store> Sleep<'_, S> {
         inventory: &mut Inventory,
         done: &mut Compacted,
     ) -> Result<(), CompactError> {
-        if !inventory.is_complete() {
+        let now_ms = (self.terms.clock)().wall.unix_ms();
+        if !inventory.is_complete() || inventory.is_audit_due(self.terms.settings.audit_ms, now_ms)
+        {
             self.job(inventory, Job::List, done).await?;
+        }
+        if levels::is_marked_damaged(&self.closed.state_dir) {
+            self.snapshot(inventory, done).await?;
         }
         for _ in 0..JOBS_MAX {
             match choose(inventory, self.closed.txid)? {
@@ -253,7 +269,9 @@ impl<S: Store> Sleep<'_, S> {
         let change = change.map_err(|_| CompactError::Waits)??;
         done.written.extend(change.added.iter().map(|(key, _)| *key));
         done.deleted = done.deleted.saturating_add(change.removed.len());
-        inventory.apply(&change, (self.terms.clock)().wall.unix_ms());
+        // Nothing is on its way any more.
+        let own = (self.closed.txid, self.closed.txid);
+        inventory.apply(&change, (self.terms.clock)().wall.unix_ms(), own);
         Ok(())
     }
 
@@ -291,9 +309,10 @@ impl<S: Store> Sleep<'_, S> {
         let known = Known { size, age: Age::Of(now_ms), is_fence: Some(false), is_image: true };
         let change = Change { added: vec![(key, known)], ..Change::default() };
         self.terms.budget.count(&change);
-        inventory.apply(&change, now_ms);
+        inventory.apply(&change, now_ms, (self.closed.txid, self.closed.txid));
         done.written.push(key);
-        Ok(())
+        levels::unmark_damaged(&self.closed.state_dir)
+            .map_err(|source| CompactError::io(&self.closed.state_dir, source))
     }
 }
 

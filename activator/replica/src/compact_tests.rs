@@ -140,3 +140,40 @@ async fn a_replica_that_went_on_elsewhere_is_not_compacted() {
     let error = sleep(&place, &closed).await.unwrap_err();
     assert!(matches!(error, CompactError::Moved { remote: Txid(21), local: Txid(20) }));
 }
+
+#[tokio::test]
+async fn a_gap_in_the_store_is_mended_by_the_closed_database() {
+    for gone in [3, 5] {
+        let (world, closed, place) = slept(20, 4).await;
+        fs::remove_file(world.ltx_path(0, gone, gone)).unwrap();
+        let done = sleep(&place, &closed).await.unwrap();
+        assert_eq!(done.written, [key(9, 1, 5)]);
+        world.assert_restore_is_identical().await;
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_file_that_no_restore_gets_past_is_named() {
+    let (world, closed, place) = slept(20, 2).await;
+    let last = u64::MAX;
+    fs::copy(world.ltx_path(0, 1, 1), world.ltx_path(0, last, last)).unwrap();
+    let error = sleep(&place, &closed).await.unwrap_err();
+    assert!(matches!(error, CompactError::Fault(Fault::Foreign { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn an_audit_is_made_at_a_sleep_when_it_is_due_and_not_before() {
+    let (world, closed, place) = slept(20, 2).await;
+    let store = FaultyStore::new(world.store.clone(), &[]);
+    let place = Place { store: store.clone(), prefix: place.prefix, host: place.host };
+    for (audit_ms, lists) in [(3_600_000, 0), (0, 1)] {
+        let listing = Listing::read(&world.store, PREFIX, &world.host).await.unwrap();
+        let mut inventory = Inventory::listed(&listing, system_now().wall.unix_ms());
+        let age = Age::Of(system_now().wall.unix_ms());
+        let known = Known { size: 1, age, is_fence: Some(false), is_image: false };
+        inventory.acknowledged(key(0, 3, 3), known);
+        let settings = LevelSettings { audit_ms, ..LevelSettings::default() };
+        compact(&place, &closed, inventory, &Terms { settings, ..terms() }).await.unwrap();
+        assert_eq!(store.lists(), lists);
+    }
+}

@@ -13,14 +13,19 @@ use dormouse_core::position::{FileId, LocalCopy};
 use crate::follow::wal_path;
 use crate::position_file::{self, PositionFileError};
 use crate::restore::side_files;
-use crate::spool::sync_dir;
+use crate::spool::{self, sync_dir};
 
-/// Looks at database, `-wal` and position file. Blocks.
+/// Looks at database, `-wal`, position file and spool. Blocks.
 pub fn inspect(database: &Path, state_dir: &Path) -> Result<LocalCopy, PositionFileError> {
     let position = position_file::load(state_dir)?;
     let file = stat(database)?;
     let wal_bytes = stat(&wal_path(database))?.map_or(0, |wal| wal.size);
-    Ok(LocalCopy { file, position, wal_bytes })
+    let spool = spool::left_over(state_dir).map_err(|source| {
+        let path = spool::dir(state_dir);
+        PositionFileError::Io { path, source }
+    })?;
+    let spool = spool.into_iter().map(|(_, nonce)| nonce).collect();
+    Ok(LocalCopy { file, position, wal_bytes, spool })
 }
 
 /// What tells this file from others; none when there is none. Blocks.

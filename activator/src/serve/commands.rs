@@ -456,7 +456,7 @@ impl Driver {
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::system_now().mono.0.saturating_sub(activity.last_ns);
-        let replica = hosted.replica.status();
+        let replica = hosted.replica.watched.status();
         Some(HostStatus {
             host: hosted.host.clone(),
             app: hosted.app_name.clone(),
@@ -470,7 +470,9 @@ impl Driver {
             durable_txid: replica.as_ref().map(|replica| replica.durable_txid),
             lag_ms: replica.as_ref().map(|replica| replica.lag_ms),
             behind_bytes: replica.as_ref().map(|replica| replica.behind_bytes),
-            replica: replica.map(|replica| replica.state),
+            replica: replica
+                .map(|replica| replica.state)
+                .or_else(|| hosted.replica.watched.fault()),
             drill: self.parts.drills.of(&hosted.host),
             due_ms: due.map(|due| due.0),
             unsynced,

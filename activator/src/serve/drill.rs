@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use dormouse_core::ids::Host;
 use dormouse_replica::clock::system_now;
+use dormouse_replica::levels;
 use dormouse_replica::put::Place;
 use dormouse_replica::restore::{Progress, Target};
 use dormouse_replica::verify::{Verified, verify};
@@ -23,6 +24,7 @@ use tokio::task::JoinHandle;
 
 use super::commands::{Ask, Command};
 use super::driver::{Input, Parts};
+use super::paths::Paths;
 use super::replica::wall_ms;
 use crate::restore::scratch_dir;
 
@@ -129,6 +131,7 @@ struct Task {
     budget: Duration,
     bytes_max: u64,
     scratch: PathBuf,
+    paths: Paths,
 }
 
 /// The drills of this box, if the config asks for them.
@@ -160,6 +163,7 @@ pub(crate) fn start(parts: &Parts) -> Drilling {
         budget: config.drill.budget.duration(),
         bytes_max: u64::from(config.drill.max_mib) << 20,
         scratch,
+        paths: parts.paths.clone(),
     });
     Drilling(task.map(|task| tokio::spawn(task.run())))
 }
@@ -189,6 +193,19 @@ impl Task {
         self.every.saturating_sub(Duration::from_millis(since))
     }
 
+    /// Its next visit mends it, if the copy on this box is the newest.
+    async fn mark(&self, host: &str) {
+        let state_dir = self.paths.state_dir(host);
+        let marked = tokio::task::spawn_blocking(move || match fs::symlink_metadata(&state_dir) {
+            Ok(_) => levels::mark_damaged(&state_dir),
+            // Never awake on this box.
+            Err(_) => Ok(()),
+        });
+        if let Ok(Err(error)) = marked.await {
+            tracing::warn!(host, %error, "the host cannot be marked to be mended");
+        }
+    }
+
     async fn drill(&self, host: &str) {
         let (store, prefix) = self.store.clone();
         let place = Place { store, prefix, host: Host(host.to_owned()) };
@@ -206,7 +223,10 @@ impl Task {
         };
         match outcome {
             Outcome::Good => tracing::info!(host, took_ms, detail, "drill: good"),
-            Outcome::Bad => tracing::error!(host, took_ms, detail, "drill: BAD"),
+            Outcome::Bad => {
+                tracing::error!(host, took_ms, detail, "drill: BAD");
+                self.mark(host).await;
+            }
             Outcome::Skipped => tracing::warn!(host, took_ms, detail, "drill: not done"),
         }
         self.drills.note(host, DrillStatus { at_ms: wall_ms(), outcome, took_ms, detail });

@@ -230,7 +230,7 @@ impl Driver {
             slot,
             in_flight: activity.in_flight,
             last_active: Mono(activity.last_ns),
-            stalled: self.hosted(slot).is_some_and(|hosted| hosted.replica.is_stalled()),
+            stalled: self.hosted(slot).is_some_and(|hosted| hosted.replica.watched.is_stalled()),
         }
     }
 

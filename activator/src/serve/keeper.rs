@@ -5,9 +5,10 @@ use dormouse_core::event::{Event, Saved};
 use dormouse_core::ids::{Slot, Txid};
 use dormouse_core::position::RemoteTip;
 use dormouse_core::time::Deadline;
+use dormouse_replica::compact::{self, CompactError};
 use dormouse_replica::levels::Inventory;
 use dormouse_replica::replica::{self as running, Running};
-use dormouse_replica::{clock, compact, position_file};
+use dormouse_replica::{clock, position_file};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::driver::Input;
@@ -130,7 +131,14 @@ async fn compact_closed(host: &HostReplica, txid: Txid, deadline: Deadline) {
     };
     let inventory = left.unwrap_or_else(Inventory::unknown);
     match compact::compact(&host.place, &closed, inventory, &terms).await {
-        Ok(done) => tracing::debug!(host = %host.place.host, ?done, "compacted"),
-        Err(error) => tracing::warn!(host = %host.place.host, %error, "not compacted"),
+        Ok(done) => {
+            tracing::debug!(host = %host.place.host, ?done, "compacted");
+            host.watched.set_fault(None);
+        }
+        Err(error) => {
+            tracing::warn!(host = %host.place.host, %error, "not compacted");
+            let is_fault = matches!(error, CompactError::Fault(_) | CompactError::Moved { .. });
+            host.watched.set_fault(is_fault.then(|| error.to_string()));
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::drill::Outcome;
 use super::driver::Driver;
-use super::replica::ReplicaStatus;
+use super::watched::ReplicaStatus;
 use dormouse_replica::clock;
 use dormouse_store::{Count, Gate};
 
@@ -77,7 +77,7 @@ impl Driver {
         let replicas: Vec<_> = self
             .hosts
             .values()
-            .filter_map(|hosted| Some((&hosted.host, hosted.replica.status()?)))
+            .filter_map(|hosted| Some((&hosted.host, hosted.replica.watched.status()?)))
             .collect();
         head(text, "dormouse_replica_lag_seconds", "gauge");
         for (host, replica) in &replicas {

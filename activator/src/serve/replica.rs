@@ -11,7 +11,7 @@ use std::time::Duration;
 use dormouse_core::effect::Base;
 use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, Uploaded};
 use dormouse_core::ids::{Generation, Nonce, Slot, Txid};
-use dormouse_core::position::{FileId, POSITION_VERSION, Position, RemoteTip};
+use dormouse_core::position::{FileId, Newest, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
@@ -19,16 +19,17 @@ use dormouse_replica::fence::{Fence, FenceOutcome};
 use dormouse_replica::follow::{self, FollowError, Limits};
 use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
-use dormouse_replica::replica::{self as running, Replica, Running, Settings, State, Status};
+use dormouse_replica::replica::{self as running, Replica, Running, Settings};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
 use dormouse_replica::{clock, inspect, position_file, spool};
 use dormouse_store::AnyStore;
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::driver::Driver;
 use super::keeper::{Attach, Finish, keep};
 use super::paths::private_dir;
 use super::records;
+use super::watched::Watched;
 
 /// How far a host's copy has come.
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ pub(crate) struct HostReplica {
     stage: Arc<Mutex<Stage>>,
     /// A fence or image in the making; kept so that a repeat sends the same bytes.
     fence: Arc<Mutex<Option<Fence>>>,
-    status: Arc<StdMutex<Option<watch::Receiver<Status>>>>,
+    pub(crate) watched: Watched,
     /// Dropped, it ends the keeper of the running replica.
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
 }
@@ -76,6 +77,7 @@ impl Rules {
             snapshot_ms: ms(config.snapshot),
             l0_retention_ms: ms(config.l0_retention),
             retention_ms: ms(config.retention),
+            audit_ms: ms(config.audit),
             local_bytes_max: bytes(config.local_mib),
             ..LevelSettings::default()
         };
@@ -86,20 +88,6 @@ impl Rules {
         Self { levels, budget: Budget::default(), limits }
     }
 }
-
-/// What `status` shows of it.
-#[derive(Debug)]
-pub(crate) struct ReplicaStatus {
-    pub(crate) durable_txid: u64,
-    pub(crate) lag_ms: u64,
-    pub(crate) behind_bytes: u64,
-    /// Something is in the way: `state` says what.
-    pub(crate) stalled: bool,
-    pub(crate) state: String,
-}
-
-/// An upload that is not answered for so long is told, whatever its own time-out is.
-const UNANSWERED: Nanos = Nanos::from_secs(3);
 
 /// The unfinished restore inside it.
 const UNFINISHED: &str = "restore.tmp";
@@ -128,63 +116,14 @@ impl HostReplica {
             set_wal: app.set_wal,
             stage: Arc::default(),
             fence: Arc::default(),
-            status: Arc::default(),
+            watched: Watched::default(),
             end: Arc::default(),
         }
-    }
-
-    /// Commits that are not durable, and an upload that does not get on.
-    pub(crate) fn is_stalled(&self) -> bool {
-        self.peek().is_some_and(|status| status.behind_since.is_some() && status.trouble.is_some())
     }
 
     /// Whether the position says that the copy may be ahead of the store. Blocks.
     pub(crate) fn is_unclean(&self) -> bool {
         matches!(position_file::load(&self.state_dir), Ok(Some(position)) if !position.clean)
-    }
-
-    fn peek(&self) -> Option<Status> {
-        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.as_ref().map(|status| status.borrow().clone())
-    }
-
-    pub(crate) fn status(&self) -> Option<ReplicaStatus> {
-        let status = self.peek()?;
-        let now = clock::system_now();
-        let lag_ns = status.behind_since.map_or(0, |since| now.mono.since(since).0);
-        let unanswered = status.asked_since.map(|since| now.mono.since(since));
-        let unanswered = unanswered.filter(|waited| *waited >= UNANSWERED);
-        let is_behind = status.behind_since.is_some();
-        let is_over = status.deadline.is_some_and(|deadline| deadline.passed(now));
-        let (stalled, state) = match (status.state, status.trouble, unanswered) {
-            (State::StoodDown, ..) => {
-                (true, "stood down: another writer owns the replica".to_owned())
-            }
-            (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
-            (State::Following, ..) if is_behind && is_over => {
-                (true, "stalled: this box's session is not renewed, uploads wait for it".to_owned())
-            }
-            (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),
-            (State::Following, None, Some(waited)) => {
-                let seconds = waited.0 / dormouse_core::time::SECOND_NS;
-                (true, format!("stalled: the store has not answered an upload for {seconds} s"))
-            }
-            (State::Following, None, None) => {
-                let trouble = status.compaction.map(|why| format!("; {why}"));
-                (false, format!("following{}", trouble.unwrap_or_default()))
-            }
-        };
-        Some(ReplicaStatus {
-            durable_txid: status.durable.0,
-            lag_ms: lag_ns / dormouse_core::time::MILLI_NS,
-            behind_bytes: status.behind_bytes,
-            stalled,
-            state,
-        })
-    }
-
-    fn set_status(&self, status: Option<watch::Receiver<Status>>) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
     pub(crate) async fn inspect(self) -> Answer {
@@ -211,16 +150,16 @@ impl HostReplica {
             return Answer::Listed(Ok(None));
         }
         let key = dormouse_store::LtxKey::l0(tip);
-        let etag = match self.place.standing(&key).await {
-            Standing::File { etag, .. } => Some(etag),
+        let (etag, nonce) = match self.place.standing(&key).await {
+            Standing::File { etag, nonce } => (Some(etag), nonce),
             // Only a compaction holds the tip: its number alone is known.
-            Standing::Absent => None,
+            Standing::Absent => (None, None),
             Standing::Unclear => {
                 let why = "the store did not tell the newest file's tag".to_owned();
                 return Answer::Listed(Err(ReplicaProblem::Store(StoreProblem::Unreachable(why))));
             }
         };
-        Answer::Listed(Ok(Some(RemoteTip { txid: tip, etag })))
+        Answer::Listed(Ok(Some(Newest { tip: RemoteTip { txid: tip, etag }, nonce })))
     }
 
     pub(crate) async fn restore(self, set_aside: bool) -> Answer {
@@ -466,7 +405,7 @@ impl HostReplica {
             return Answer::Attached(Err(ReplicaProblem::Local(why)));
         };
         let running = opened.start(Some(*attach.deadline.borrow()));
-        self.set_status(Some(running.watch()));
+        self.watched.begin(running.watch());
         // An app that has made no database yet has nothing to replicate; any other that cannot be
         // followed is refused, never silently unreplicated.
         if let Err(why) = running.attached(ATTACH_TIMEOUT).await
@@ -507,7 +446,7 @@ impl HostReplica {
         // A keeper that is gone, or that abandons, leaves the reply unanswered.
         keeper.send(Finish { reply }).await.ok();
         let saved = saved.await.unwrap_or_else(|_| unclean("the replica had ended"));
-        self.set_status(None);
+        self.watched.end();
         Answer::Saved(saved)
     }
 
@@ -515,7 +454,7 @@ impl HostReplica {
         // At once, also in the middle of a last sync: nothing of it may go on beside a new wake.
         self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(std::mem::take(&mut *self.stage.lock().await));
-        self.set_status(None);
+        self.watched.end();
     }
 }
 

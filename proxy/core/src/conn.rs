@@ -211,6 +211,27 @@ impl Conn {
         }
     }
 
+    /// What the upstream says counts no more. A request whose answer has not begun gets this one;
+    /// a client that has part of another must see it end too early.
+    pub fn disown(&mut self, answer: &Answer) -> Step {
+        match &self.phase {
+            Phase::Exchange(exchange) if !exchange.has_begun() => {
+                let head_only = exchange.request().method == Method::Head;
+                self.say_and_close(answer, head_only);
+                Step::Finished { reuse: false }
+            }
+            Phase::Exchange(_)
+            | Phase::Tunnel(_)
+            | Phase::Head
+            | Phase::Held { .. }
+            | Phase::Closing { .. }
+            | Phase::Closed => {
+                self.phase = Phase::Closed;
+                Step::Closed
+            }
+        }
+    }
+
     // Outputs.
 
     /// Bytes for the client.

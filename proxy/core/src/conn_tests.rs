@@ -221,3 +221,15 @@ fn limits_are_told_by_their_status() {
     client_says(&mut conn, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1001\r\n\r\n");
     assert!(taken(conn.to_client()).starts_with("HTTP/1.1 413 "));
 }
+
+#[test]
+fn an_upstream_that_counts_no_more_is_not_passed_on() {
+    let answer = Answer::unavailable("session-expired", "not now", 5);
+    let mut conn = sent(GET, false);
+    conn.from_upstream().tail().extend_from_slice(b"HTTP/1.1 303 See Other\r\n\r\n");
+    assert_eq!(conn.disown(&answer), DROPPED);
+    assert!(taken(conn.to_client()).starts_with("HTTP/1.1 503 "));
+    let mut conn = sent(GET, false);
+    app_says(&mut conn, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf");
+    assert_eq!(conn.disown(&answer), Step::Closed, "what has begun is cut");
+}

@@ -249,9 +249,9 @@ fn a_sidecar_never_wakes_and_never_counts() {
 }
 
 #[test]
-fn past_the_sessions_deadline_nothing_is_sent() {
+fn past_the_sessions_deadline_nothing_is_sent_and_no_answer_counts() {
     on_both(|engine| {
-        let (world, _instance) = World::awake(engine);
+        let (world, instance) = World::awake(engine);
         assert_eq!(world.proxy.get(HOST, "/").unwrap().status, 200);
         let mut begun = world.proxy.connect().unwrap();
         write!(begun, "POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 9\r\n\r\nhalf").unwrap();
@@ -261,14 +261,22 @@ fn past_the_sessions_deadline_nothing_is_sent() {
         let past = Deadline { boottime_ns: 1, realtime_ns: u64::MAX };
         world.activator.set_deadline(Some(past));
         write!(begun, "other").unwrap();
-        let mut nothing = Vec::new();
-        drop(begun.read_to_end(&mut nothing));
-        assert!(nothing.is_empty(), "the rest of its body is not sent");
+        let mut said = Vec::new();
+        drop(begun.read_to_end(&mut said));
+        assert!(said.starts_with(b"HTTP/1.1 503 "), "the rest of its body is not sent");
         let answer = world.proxy.get(HOST, "/").unwrap();
         assert_eq!((answer.status, answer.reason()), (503, "session-expired"));
         let ahead = Deadline { boottime_ns: u64::MAX, realtime_ns: u64::MAX };
         world.activator.set_deadline(Some(ahead));
         assert_eq!(world.proxy.get(HOST, "/").unwrap().status, 200);
+        scope(|scope| {
+            let asked = scope.spawn(|| world.proxy.get(HOST, "/hold").unwrap());
+            instance.await_hold().unwrap();
+            world.activator.set_deadline(Some(past));
+            instance.release();
+            let answer = asked.join().unwrap();
+            assert_eq!((answer.status, answer.reason()), (503, "session-expired"));
+        });
     });
 }
 

@@ -353,6 +353,7 @@ const QUICK: LevelSettings = LevelSettings {
     retention_ms: 500,
     local_bytes_max: 16 << 20,
     merge_bytes_max: 256 << 20,
+    audit_ms: 3_600_000,
     retry_ms: 5,
 };
 

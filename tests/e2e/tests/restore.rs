@@ -161,6 +161,12 @@ fn drills_restore_every_host_in_turn_and_say_which_is_damaged() -> Result<()> {
     ensure!(drilled("b.test", "good")?);
     let log = world.log("activator.log")?;
     ensure!(log.contains("drill: BAD") && log.contains("drill: good"), "{log}");
+    // The next visit mends it: the copy on this box is the newest.
+    ensure!(world.names(HOST)? == ["one"]);
+    until(PATIENCE, "the damage is mended", || drilled(HOST, "good"))?;
+    sleep(&world)?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one"]);
     world.stop()
 }
 
@@ -218,4 +224,85 @@ fn touch_wal(database: &Path) -> Result<()> {
     wal.push("-wal");
     let mut file = fs::File::options().append(true).open(PathBuf::from(wal))?;
     Ok(std::io::Write::write_all(&mut file, b"\0")?)
+}
+
+/// `cp -a`: what an operator's backup, or a machine's snapshot, keeps.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status()?;
+    ensure!(status.success(), "cp -a {}", from.display());
+    Ok(())
+}
+
+#[test]
+fn an_earlier_state_of_the_disk_is_set_aside() -> Result<()> {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let mut world = world("")?;
+        world.sign(HOST, "one")?;
+        sleep(&world)?;
+        if signal == Signal::SIGTERM {
+            world.end_activator(signal)?;
+        }
+        copy_tree(&world.path("data"), &world.path("backup"))?;
+        if signal == Signal::SIGTERM {
+            world.start_activator()?;
+        }
+        for name in ["two", "three"] {
+            world.sign(HOST, name)?;
+            sleep(&world)?;
+        }
+        world.end_activator(signal)?;
+        fs::remove_dir_all(world.path("data"))?;
+        fs::rename(world.path("backup"), world.path("data"))?;
+        world.start_activator()?;
+        ensure!(world.names(HOST)? == ["one", "two", "three"], "{:?}", world.names(HOST)?);
+        let forks = world.host(HOST)?["forks"].clone();
+        ensure!(forks.as_array().is_some_and(|forks| forks.len() == 1), "{forks}");
+        let log = world.log("activator.log")?;
+        ensure!(log.contains("set aside"), "{log}");
+        // It goes on from there.
+        world.sign(HOST, "four")?;
+        sleep(&world)?;
+        world.lose_copy(HOST)?;
+        ensure!(world.names(HOST)? == ["one", "two", "three", "four"], "after a restore");
+        world.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn uploads_that_vanish_from_the_store_are_told_and_replaced() -> Result<()> {
+    let world = world("[replica]\naudit = \"1ms\"\nlevel_1 = \"1h\"\nlevel_2 = \"1h\"\n")?;
+    for name in ["one", "two", "three"] {
+        world.sign(HOST, name)?;
+        until(PATIENCE, "it is durable", || Ok(world.host(HOST)?["lag_ms"] == 0))?;
+    }
+    let newest =
+        ltx(&world)?.into_iter().rfind(|path| path.display().to_string().contains("/ltx/0/"));
+    fs::remove_file(newest.context("an upload")?)?;
+    world.sign(HOST, "four")?;
+    let mended =
+        || Ok(ltx(&world)?.iter().any(|path| path.display().to_string().contains("/ltx/9/")));
+    until(PATIENCE, "a snapshot replaces it", mended)?;
+    let whole = || Ok(world.host(HOST)?["replica"] == "following");
+    until(PATIENCE, "nothing is wrong any more", whole)?;
+    world.dormouse(&["verify", HOST])?;
+    // A file of somebody else, which no restore gets past, is named; it is not ours to delete.
+    let foreign =
+        world.path("store/dormouse").join(HOST).join("ltx/0/ffffffffffffffff-ffffffffffffffff.ltx");
+    fs::write(&foreign, b"foreign")?;
+    world.sign(HOST, "five")?;
+    let named = || {
+        let told = world.host(HOST)?["replica"].to_string();
+        Ok(told.contains("ffffffffffffffff") && told.contains("move it away"))
+    };
+    until(PATIENCE, "the foreign file is named", named)?;
+    sleep(&world)?;
+    ensure!(named()?, "also asleep: {}", world.host(HOST)?["replica"]);
+    fs::remove_file(&foreign)?;
+    world.sign(HOST, "six")?;
+    sleep(&world)?;
+    ensure!(world.host(HOST)?["replica"].is_null(), "{}", world.host(HOST)?["replica"]);
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one", "two", "three", "four", "five", "six"]);
+    world.stop()
 }

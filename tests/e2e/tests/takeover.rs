@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use dormouse_e2e::programs;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World, names_in};
+use dormouse_e2e::{client, programs};
 use dormouse_test_store::{Fault, FaultProxy, Server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -63,8 +63,14 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
     let app = Pid::from_raw(instance(&first)?);
     kill(first.activator_pid()?, Signal::SIGSTOP)?;
     first.sign(HOST, "late")?;
-    kill(first.proxy_pid()?, Signal::SIGSTOP)?;
     kill(app, Signal::SIGSTOP)?;
+    // A request that is under way somewhere: its app answers once it goes on, if it got so far.
+    let address = first.address();
+    let held = std::thread::spawn(move || {
+        let entry = r#"{"name":"held","text":"a text"}"#;
+        client::request(address, "POST", HOST, "/api/entries", Some(entry))
+    });
+    kill(first.proxy_pid()?, Signal::SIGSTOP)?;
 
     second.start_activator()?;
     second.start_proxy()?;
@@ -85,6 +91,8 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
     for pid in [app, first.proxy_pid()?, first.activator_pid()?] {
         kill(pid, Signal::SIGCONT)?;
     }
+    let held = held.join().map_err(|_| anyhow::anyhow!("a request panicked"))??;
+    ensure!(held.status == 503, "what is answered past the deadline: {}", held.status);
     until(PATIENCE, "the suspended instance is stopped", || {
         Ok(kill(app, None).is_err() || first.host(HOST)?["state"] == "asleep")
     })?;

@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::instances::InstanceId;
 use crate::network::LATEST;
 use crate::proxies::ProxyId;
-use crate::world::{Act, BoxIndex, Item, Pause, World, host};
+use crate::world::{Act, BoxIndex, Fate, Item, Pause, World, host};
 
 impl World {
     /// The storm begins.
@@ -23,6 +23,9 @@ impl World {
             return;
         }
         let b = self.rng.index(self.boxes.len());
+        if self.rng.chance(30) {
+            self.boxes[b].backup = Some(self.boxes[b].disk.clone());
+        }
         let wait = self.rng.between(50, 4000) * MS;
         self.after(wait, Item::Chaos);
         match self.rng.below(100) {
@@ -74,7 +77,11 @@ impl World {
     }
 
     fn plan_end(&mut self, b: BoxIndex, at: Time) {
-        let disk = self.rng.chance(200);
+        let disk = match self.rng.below(100) {
+            0..20 => Fate::Lost,
+            20..35 => Fate::PutBack,
+            _ => Fate::Kept,
+        };
         let mut down = self.rng.between(1, 60) * S;
         let others: Vec<BoxIndex> = (0..self.boxes.len()).filter(|other| *other != b).collect();
         if let Some(by) = self.rng.pick(&others).filter(|_| self.rng.clone().chance(700)) {
@@ -115,7 +122,7 @@ impl World {
     }
 
     /// Power goes: processes, and of each database what was not fsynced.
-    pub fn crash(&mut self, b: BoxIndex, disk: bool, down: Time) {
+    pub fn crash(&mut self, b: BoxIndex, disk: Fate, down: Time) {
         if !self.boxes[b].up {
             return;
         }
@@ -136,8 +143,10 @@ impl World {
         if self.stormy {
             self.delay_writes(b, LATEST);
         }
-        if disk {
-            self.lose_disk(b);
+        match disk {
+            Fate::Kept => {}
+            Fate::Lost => self.lose_disk(b),
+            Fate::PutBack => self.put_back_disk(b),
         }
         self.after(down, Item::Restart(b));
     }
@@ -146,14 +155,30 @@ impl World {
     pub fn lose_disk(&mut self, b: BoxIndex) {
         self.tell(|| format!("box{b} loses its disk"));
         let disk = std::mem::take(&mut self.boxes[b].disk);
-        for copy in disk.copies.into_values() {
-            self.ledger.lost.extend(copy.database.into_iter().flat_map(|d| d.content));
-            self.ledger.lost.extend(copy.forks.into_iter().flatten());
-        }
+        self.write_off(disk);
+        self.boxes[b].backup = None;
         let id = self.number();
         self.boxes[b].id = BoxId(format!("id{id}"));
         self.boxes[b].disk = Disk::default();
         self.add_routes(b);
+    }
+
+    /// The disk is as it was once: with the identity, and without what it learned since.
+    pub fn put_back_disk(&mut self, b: BoxIndex) {
+        let Some(backup) = self.boxes[b].backup.clone() else { return };
+        self.tell(|| format!("box{b}: an earlier state of its disk is put back"));
+        self.ledger.count("disks put back");
+        let disk = std::mem::replace(&mut self.boxes[b].disk, backup);
+        self.boxes[b].put_back = true;
+        self.write_off(disk);
+    }
+
+    /// What was only on this disk is not looked for any more.
+    fn write_off(&mut self, disk: Disk) {
+        for copy in disk.copies.into_values() {
+            self.ledger.lost.extend(copy.database.into_iter().flat_map(|d| d.content));
+            self.ledger.lost.extend(copy.forks.into_iter().flatten());
+        }
     }
 
     /// A crashed box or a killed activator comes back.

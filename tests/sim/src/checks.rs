@@ -405,7 +405,8 @@ impl World {
         }
     }
 
-    /// Whoever holds the newest generation has fenced all others.
+    /// Whoever holds the newest generation has fenced all others. A disk that was put back has
+    /// forgotten what it sent: such a file may land late, and the host stands down before it.
     pub fn invariant_10_the_owner_meets_no_other_writer(
         &mut self,
         b: BoxIndex,
@@ -420,7 +421,7 @@ impl World {
                 && record.id == self.boxes[b].id
                 && record.state == HostState::Owned
         });
-        if owns {
+        if owns && !self.boxes[b].put_back {
             let what = format!("box{b} owns {host}, and its file {txid} met another writer's");
             self.violate(10, &what);
         }

@@ -123,6 +123,9 @@ impl World {
             position.file = file;
             seen.wal_bytes = 0;
         }
+        if self.breaks(Sabotage::NewestAssumedOwn) {
+            seen.spool.extend(self.store.newest(&host).and_then(|newest| newest.nonce));
+        }
         let span = self.rng.between(0, 10) * MS;
         self.answer_after(span, b, ticket, Answer::Inspected(Ok(seen)));
     }

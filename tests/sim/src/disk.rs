@@ -93,6 +93,7 @@ impl Disk {
             file: copy.database.as_ref().map(|database| database.file),
             position: copy.position.clone(),
             wal_bytes: copy.database.as_ref().map_or(0, |database| database.wal),
+            spool: copy.spool.iter().map(|(_, nonce)| nonce.clone()).collect(),
         }
     }
 

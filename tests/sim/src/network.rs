@@ -3,7 +3,7 @@
 use dormouse_core::effect::{Expect, RecordKey};
 use dormouse_core::event::{Answer, Got, ReplicaProblem, StoreProblem, Ticket, Wrote};
 use dormouse_core::ids::{ETag, Host, Nonce, Slot, Txid};
-use dormouse_core::position::RemoteTip;
+use dormouse_core::position::Newest;
 use dormouse_core::record::SessionRecord;
 use dormouse_core::upload::{PutAnswer, Standing, UploadInput};
 
@@ -43,7 +43,7 @@ pub enum Told {
     /// Of `Put`.
     Wrote(Wrote),
     /// Of `List`.
-    Listed(Result<Option<RemoteTip>, StoreProblem>),
+    Listed(Result<Option<Newest>, StoreProblem>),
     /// Of `Read`.
     Read(Result<Option<Restored>, ReplicaProblem>),
     /// Of `ReadOne`.
@@ -217,7 +217,7 @@ impl World {
         let told = match &call.ask {
             Ask::Get(key) => Told::Got(self.store.get(key, self.time)),
             Ask::Put(key, body, expect) => Told::Wrote(self.land_record(call.b, key, body, expect)),
-            Ask::List(host) => Told::Listed(Ok(self.store.list(host))),
+            Ask::List(host) => Told::Listed(Ok(self.store.newest(host))),
             Ask::Read(host) => {
                 Told::Read(self.store.restore(host).map_err(ReplicaProblem::Corrupt))
             }

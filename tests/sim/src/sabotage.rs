@@ -39,6 +39,8 @@ pub enum Sabotage {
     FenceOmitted,
     /// The local copy is always said to be current.
     WarmCacheTrusted,
+    /// The newest file is always said to be one that this disk knows of.
+    NewestAssumedOwn,
     /// A restore overwrites the local file instead of setting it aside.
     ForkDiscarded,
     /// Snapshots cover fences, which are deleted; and uploads count after the session's loss.
@@ -58,7 +60,7 @@ pub enum Sabotage {
 }
 
 /// A sabotage, its name, and the invariants whose checker must trip.
-pub const SABOTAGES: [(Sabotage, &str, &[u8]); 26] = [
+pub const SABOTAGES: [(Sabotage, &str, &[u8]); 27] = [
     (Sabotage::LeaseAssumed, "lease-assumed", &[1]),
     (Sabotage::HostMatchIgnored, "host-match-ignored", &[1, 2]),
     (Sabotage::SessionMatchIgnored, "session-match-ignored", &[1, 2]),
@@ -77,6 +79,7 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 26] = [
     (Sabotage::ProofAssumed, "proof-assumed", &[9]),
     (Sabotage::FenceOmitted, "fence-omitted", &[10]),
     (Sabotage::WarmCacheTrusted, "warm-cache-trusted", &[3, 10]),
+    (Sabotage::NewestAssumedOwn, "newest-assumed-own", &[3, 10]),
     (Sabotage::ForkDiscarded, "fork-discarded", &[10]),
     (Sabotage::FencesDeleted, "fences-deleted", &[3]),
     (Sabotage::SnapshotUnacknowledged, "snapshot-unacknowledged", &[3]),

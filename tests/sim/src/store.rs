@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dormouse_core::effect::{Expect, RecordKey};
 use dormouse_core::event::{Got, Wrote};
 use dormouse_core::ids::{ETag, Host, Nonce, Txid};
-use dormouse_core::position::RemoteTip;
+use dormouse_core::position::{Newest, RemoteTip};
 use dormouse_core::record::{HostRecord, SessionRecord};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::{PutAnswer, Standing};
@@ -192,6 +192,14 @@ impl Store {
         let range = (host.clone(), Txid(0))..=(host.clone(), Txid(u64::MAX));
         let ((_, txid), file) = self.files.range(range).next_back()?;
         Some(RemoteTip { txid: *txid, etag: Some(file.etag.clone()) })
+    }
+
+    /// The newest file, with its nonce.
+    #[must_use]
+    pub fn newest(&self, host: &Host) -> Option<Newest> {
+        let tip = self.list(host)?;
+        let nonce = self.files.get(&(host.clone(), tip.txid)).map(|file| file.value.nonce.clone());
+        Some(Newest { tip, nonce })
     }
 
     /// All files of a host, merged in order; an error for a gap, none when there is nothing.

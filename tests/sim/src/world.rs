@@ -78,13 +78,24 @@ pub enum Item {
     Planned(BoxIndex, Act),
 }
 
+/// What a crash does to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// What was fsynced stays.
+    Kept,
+    /// It is gone.
+    Lost,
+    /// An earlier state of it is put back, if one was kept.
+    PutBack,
+}
+
 /// Something that is planned for a box.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
     /// Power goes; the disk with it, or not.
     Crash {
-        /// The disk too.
-        disk: bool,
+        /// What becomes of the disk.
+        disk: Fate,
         /// How long it stays down.
         down: Time,
     },
@@ -129,6 +140,10 @@ pub struct SimBox {
     pub outage: Time,
     /// Its disk.
     pub disk: Disk,
+    /// An earlier state of it, as an operator's backup or a snapshot of the machine has it.
+    pub backup: Option<Disk>,
+    /// Whether it ever was put back.
+    pub put_back: bool,
     /// The running activator.
     pub activator: Option<Activator>,
     /// Activators so far.
@@ -303,6 +318,8 @@ impl World {
             stands_still_until: 0,
             outage: 0,
             disk: Disk::default(),
+            backup: None,
+            put_back: false,
             activator: None,
             lives: 0,
             tables: BTreeMap::new(),

@@ -11,7 +11,7 @@ use dormouse_sim::proxies::Ended;
 use dormouse_sim::rng::Rng;
 use dormouse_sim::sabotage::Sabotage;
 use dormouse_sim::story::{Story, Told};
-use dormouse_sim::world::{BoxIndex, Plan, World, host};
+use dormouse_sim::world::{BoxIndex, Fate, Plan, World, host};
 
 const SLOT: Slot = Slot(0);
 
@@ -156,7 +156,7 @@ fn restart_before_the_fence(sabotage: Option<Sabotage>) -> World {
     write(&mut world, 0);
     world.request(0, &the_host(), true);
     hold_next_file(&mut world, 0);
-    world.crash(0, false, 1000 * S);
+    world.crash(0, Fate::Kept, 1000 * S);
     take_over(&mut world, 1, 0);
     world.request(1, &the_host(), true);
     // The fence is sent, and never arrives.
@@ -186,7 +186,7 @@ fn a_restored_file_has_no_clean_position_before_its_fence_is_definite() {
 fn a_stale_fencer_does_not_chase_the_new_owner_through_the_numbers() {
     let mut world = world(3, None);
     write(&mut world, 0);
-    world.crash(0, false, 1000 * S);
+    world.crash(0, Fate::Kept, 1000 * S);
     take_over(&mut world, 1, 0);
     world.request(1, &the_host(), true);
     state_comes(&mut world, 1, "restoring");
@@ -268,7 +268,7 @@ fn power_loss(sabotage: Option<Sabotage>) -> World {
     for _ in 0..5 {
         write(&mut world, 0);
     }
-    world.crash(0, false, 5 * S);
+    world.crash(0, Fate::Kept, 5 * S);
     world.run_until(world.time + 15 * S);
     world.request(0, &the_host(), true);
     world.run_until(world.time + 20 * S);

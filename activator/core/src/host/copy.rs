@@ -47,11 +47,11 @@ impl HostEntry {
             (CopyStep::Forking { owner, .. }, Answer::SetAside(Ok(name))) => {
                 self.end_fork(&owner, &name, ctx);
             }
-            (CopyStep::Listing { local }, Answer::Listed(Ok(tip))) => {
-                self.decide(wake, local, &Remote::Known(tip), ctx);
+            (CopyStep::Listing { local }, Answer::Listed(Ok(newest))) => {
+                self.decide(wake, local, &Remote::Known(newest), ctx);
             }
-            (CopyStep::Relisting, Answer::Listed(Ok(tip))) => {
-                let next = tip.map_or(Txid(1), |tip| tip.txid.next());
+            (CopyStep::Relisting, Answer::Listed(Ok(newest))) => {
+                let next = newest.map_or(Txid(1), |newest| newest.tip.txid.next());
                 self.upload(wake, Kind::Image, next, None, ctx);
             }
             (CopyStep::Fetching | CopyStep::Applying, Answer::Fetched(Ok(tip))) => {
@@ -130,7 +130,7 @@ impl HostEntry {
     /// the replica was opened, what the record named is history.
     fn newest_by_tip(&self) -> Remote {
         match &self.tip {
-            Tip::Known(Some(tip)) => Remote::Known(Some(tip.clone())),
+            Tip::Known(Some(tip)) => Remote::named(tip.clone()),
             Tip::Known(None) | Tip::Doubtful => Remote::Unasked,
         }
     }
@@ -173,11 +173,7 @@ impl HostEntry {
                 self.state = State::Restoring { wake, step: CopyStep::Fetching };
             }
             Verdict::Keep | Verdict::Adopt => {
-                let next = match remote {
-                    Remote::Known(Some(tip)) => tip.txid.next(),
-                    Remote::Known(None) | Remote::Unasked => Txid(1),
-                };
-                self.upload(wake, Kind::Image, next, None, ctx);
+                self.upload(wake, Kind::Image, remote.txid().next(), None, ctx);
             }
             Verdict::Refuse(refusal) => {
                 self.fail_wake(Reason::Replica, String::from(refusal.explain()), ctx);
@@ -334,11 +330,7 @@ impl HostEntry {
 fn named(before: Option<&HostRecord>, local: &LocalCopy, remote: &Remote) -> Txid {
     let recorded = before.map_or(Txid(0), |record| record.txid);
     let positioned = local.position.as_ref().map_or(Txid(0), |position| position.txid);
-    let listed = match remote {
-        Remote::Known(Some(tip)) => tip.txid,
-        Remote::Known(None) | Remote::Unasked => Txid(0),
-    };
-    recorded.max(positioned).max(listed)
+    recorded.max(positioned).max(remote.txid())
 }
 
 fn pause(ctx: &Context<'_>) -> Mono {

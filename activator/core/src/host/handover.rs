@@ -10,6 +10,8 @@ use super::{Context, HostEntry, Lease, Purpose, Tip, Why};
 use crate::effect::Effect;
 use crate::record::HostState;
 
+const NOT_RENEWED: &str = "the store cannot be written to now: the session is not renewed";
+
 /// A handover that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Handover {
@@ -26,6 +28,12 @@ impl HostEntry {
     pub(crate) fn hand_out(&mut self, ctx: &mut Context<'_>) {
         if self.is_going(ctx) || self.handover.is_some() {
             return self.refuse_handover("the host is going, or being handed over, already", ctx);
+        }
+        if !ctx.session.may_write(ctx.now) {
+            // Before its instance is stopped for nothing.
+            let trouble = ctx.session.trouble(ctx.now).map(|why| format!(" ({why})"));
+            let why = format!("{NOT_RENEWED}{}", trouble.unwrap_or_default());
+            return self.refuse_handover(&why, ctx);
         }
         self.handover = Some(Handover::Out { synced: false });
         self.rest(Why::Operator, ctx);
@@ -66,8 +74,7 @@ impl HostEntry {
     pub(crate) fn go_out(&mut self, ctx: &mut Context<'_>) {
         let Some(Handover::Out { synced }) = self.handover else { return };
         if !ctx.session.may_write(ctx.now) {
-            let why = "the store cannot be written to now: the session is not renewed".into();
-            return self.end_handover(Err(why), ctx);
+            return self.end_handover(Err(NOT_RENEWED.into()), ctx);
         }
         let is_known = self.tip != Tip::Doubtful && self.unsynced.is_none();
         if matches!(self.lease, Lease::Owned { .. }) && is_known {

@@ -49,6 +49,8 @@ pub enum ImageWhy {
     LockLost,
     /// The WAL grew past its bound because of us: the lock was let go for the app's sake.
     WalTooLong,
+    /// The replica lacks files that were acknowledged.
+    ReplicaDamaged,
     /// Little room is left on the disk: the lock was let go, so that the WAL can be reused.
     DiskLow,
 }
@@ -214,6 +216,11 @@ impl Follower {
             Place::Lost(why) => Some(why),
             Place::Fresh | Place::Held(_) | Place::Sealed(_) => None,
         }
+    }
+
+    /// The next L0 is to be a full image, whatever was written.
+    pub fn need_image(&mut self) {
+        self.lose(ImageWhy::ReplicaDamaged);
     }
 
     /// Pages of the database after the newest L0.

@@ -21,7 +21,7 @@ const SNAPSHOT_PLAN_MAX: usize = 48;
 /// One piece of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Not everything that the store holds is known.
+    /// Not everything that the store holds is known, or it is to be seen whether it still does.
     List,
     /// These files, which follow each other, into one of that level.
     Merge {
@@ -67,6 +67,8 @@ impl Inventory {
         let mut all: Vec<Due> = levels.collect();
         all.extend(self.snapshot(settings));
         all.extend(self.deletes(settings, now_ms));
+        let audit = self.audit_at(settings.audit_ms);
+        all.extend(audit.map(|at_ms| Due { at_ms, job: Job::List }));
         all.into_iter().min_by_key(|due| due.at_ms)
     }
 

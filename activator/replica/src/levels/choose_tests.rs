@@ -7,6 +7,7 @@ const SETTINGS: LevelSettings = LevelSettings {
     retention_ms: 86_400,
     local_bytes_max: 0,
     merge_bytes_max: 1 << 20,
+    audit_ms: i64::MAX,
     retry_ms: 1,
 };
 
@@ -175,6 +176,6 @@ fn after_a_doubt_a_list_is_due_at_once() {
     let mut files = inventory(&[(key(0, 1, 1), 5)]);
     files.doubt();
     assert_eq!(files.next_due(&SETTINGS, 77), Some(Due { at_ms: 77, job: Job::List }));
-    files.merge_list(&files.listing(), 78);
+    files.merge_list(&files.listing(), 78, (Txid(0), Txid(0)));
     assert_eq!(files.next_due(&SETTINGS, 79), None);
 }

@@ -53,6 +53,10 @@ pub struct Inventory {
     pub(super) is_complete: bool,
     /// Something in it was seen to be wrong.
     pub(super) is_doubtful: bool,
+    /// When the replica was last listed, milliseconds since 1970.
+    pub(super) listed_ms: i64,
+    /// Something was written since.
+    pub(super) has_news: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,6 +64,8 @@ struct Stored {
     version: u32,
     generation: Generation,
     txid: Txid,
+    #[serde(default)]
+    listed_ms: i64,
     files: Vec<(u8, Txid, Txid, Known)>,
 }
 
@@ -80,12 +86,14 @@ impl Inventory {
     #[must_use]
     pub fn listed(listing: &Listing, now_ms: i64) -> Self {
         let mut inventory = Self::empty();
-        inventory.merge_list(listing, now_ms);
+        inventory.merge_list(listing, now_ms, (Txid(0), Txid(0)));
         inventory
     }
 
-    /// A list completes it; what the writer knew better stays.
-    pub(crate) fn merge_list(&mut self, listing: &Listing, now_ms: i64) {
+    /// A list completes it; what the writer knew better stays. `own` are the newest numbers that were
+    /// acknowledged before the list was begun, and by now: the list may miss those in between, and
+    /// what it misses of the others is gone.
+    pub(crate) fn merge_list(&mut self, listing: &Listing, now_ms: i64, own: (Txid, Txid)) {
         let known = std::mem::take(&mut self.files);
         for file in &listing.files {
             let is_image = file.key.level == 0 && file.key.min == Txid(1);
@@ -94,26 +102,37 @@ impl Inventory {
             let found = Known { size: file.size, age: Age::ListedAt(now_ms), is_fence, is_image };
             self.files.insert(file.key, known.get(&file.key).copied().unwrap_or(found));
         }
-        // Acknowledged after the list was made.
-        let tip = listing.tip().map_or(Txid(0), |tip| tip.key.max);
+        self.has_news = false;
         for (key, what) in known {
-            if key.level == 0 && key.min > tip {
+            if key.level == 0 && key.min > own.0 && key.min <= own.1 {
                 self.files.insert(key, what);
+                self.has_news = true;
             }
         }
         self.is_complete = true;
         self.is_doubtful = false;
+        self.listed_ms = now_ms;
     }
 
-    /// A file was acknowledged.
+    /// A file is there.
     pub fn add(&mut self, key: LtxKey, known: Known) {
         self.files.insert(key, known);
     }
 
-    /// What a job changed.
-    pub(crate) fn apply(&mut self, change: &Change, now_ms: i64) {
+    /// An upload was acknowledged.
+    pub(crate) fn acknowledged(&mut self, key: LtxKey, known: Known) {
+        if self.files.is_empty() && self.is_complete {
+            // Nothing was there to be listed.
+            self.listed_ms = known.age.ms();
+        }
+        self.add(key, known);
+        self.has_news = true;
+    }
+
+    /// What a job changed; `own` as for a list.
+    pub(crate) fn apply(&mut self, change: &Change, now_ms: i64, own: (Txid, Txid)) {
         if let Some(listing) = &change.listing {
-            self.merge_list(listing, now_ms);
+            self.merge_list(listing, now_ms, own);
         }
         for (key, known) in change.added.iter().chain(&change.learned) {
             self.add(*key, *known);
@@ -171,7 +190,7 @@ impl Inventory {
         if (stored.version, stored.generation, stored.txid) != (VERSION, generation, txid) {
             return None;
         }
-        let mut inventory = Self::empty();
+        let mut inventory = Self { listed_ms: stored.listed_ms, ..Self::empty() };
         for (level, min, max, known) in stored.files {
             inventory.add(LtxKey { level, min, max }, known);
         }
@@ -184,8 +203,13 @@ impl Inventory {
             return Ok(());
         }
         let files = self.files.iter().map(|(key, known)| (key.level, key.min, key.max, *known));
-        let stored =
-            Stored { version: VERSION, generation, txid: self.tip(), files: files.collect() };
+        let stored = Stored {
+            version: VERSION,
+            generation,
+            txid: self.tip(),
+            listed_ms: self.listed_ms,
+            files: files.collect(),
+        };
         let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
         let fresh = state_dir.join("inventory.json.tmp");
         fs::write(&fresh, bytes)?;
@@ -226,7 +250,7 @@ mod tests {
             inventory.add(l0(n), known());
         }
         let files = [l0(3), l0(4)].map(|key| RemoteFile { key, size: 9 });
-        inventory.merge_list(&Listing { files: files.to_vec() }, 100);
+        inventory.merge_list(&Listing { files: files.to_vec() }, 100, (Txid(4), Txid(5)));
         assert!(inventory.is_complete());
         let ages: Vec<_> = inventory.level(0).map(|(key, known)| (key.min.0, known.age)).collect();
         assert_eq!(ages, [(3, Age::ListedAt(100)), (4, Age::Of(5)), (5, Age::Of(5))]);

@@ -8,6 +8,7 @@
 //!
 //! Reads no clock but the one that it is given. A database with nothing new is never due.
 
+mod audit;
 mod choose;
 mod inventory;
 mod work;
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Semaphore;
 
+pub(crate) use audit::unmark_damaged;
+pub use audit::{Fault, is_marked_damaged, mark_damaged};
 pub use choose::{Due, Job};
 pub use inventory::{Age, Inventory, Known};
 pub(crate) use work::{Change, Worker, clear, local_dir, local_path};
@@ -39,6 +42,8 @@ pub struct LevelSettings {
     pub local_bytes_max: u64,
     /// Bytes that one merge reads (two files are read whatever they weigh).
     pub merge_bytes_max: u64,
+    /// After so long a replica that is written to is listed, to see whether all of it is there.
+    pub audit_ms: i64,
     /// First wait after a job that failed; doubles up to 64 times that.
     pub retry_ms: u64,
 }
@@ -53,6 +58,7 @@ impl Default for LevelSettings {
             retention_ms: 86_400_000,
             local_bytes_max: 16 << 20,
             merge_bytes_max: 256 << 20,
+            audit_ms: 3_600_000,
             retry_ms: 10_000,
         }
     }

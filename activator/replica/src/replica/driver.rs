@@ -123,6 +123,7 @@ impl<S: Store> Driver<S> {
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        self.mend().await;
         loop {
             self.publish();
             if let Some(finishing) = self.take_finished() {
@@ -144,6 +145,7 @@ impl<S: Store> Driver<S> {
                 Woken::Gathered(outcome) => {
                     let now = self.now();
                     self.gatherer.on_ended(now, outcome);
+                    self.mend().await;
                 }
                 Woken::Fired => self.on_fired().await,
                 Woken::Due => self.on_due().await,

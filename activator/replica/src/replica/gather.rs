@@ -13,8 +13,9 @@ use tokio::task::JoinHandle;
 use super::{Base, Settings};
 use crate::compact::CompactError;
 use crate::follow::SpooledFile;
-use crate::levels::{Age, Change, Due, Inventory, Job, Known, Worker, local_path};
+use crate::levels::{self, Age, Change, Due, Fault, Inventory, Job, Known, Worker, local_path};
 use crate::put::Place;
+use crate::restore::{RemoteFile, SNAPSHOT_LEVEL};
 
 /// Longest wait after failed jobs, in first waits.
 const BACKOFF_MAX: u64 = 64;
@@ -46,6 +47,12 @@ pub(super) struct Gatherer<S> {
     not_before: Mono,
     backoff: Nanos,
     deadline: watch::Sender<Option<Deadline>>,
+    /// Newest acknowledged number, as it was when the last job was begun, and now.
+    own: (Txid, Txid),
+    /// Where the visit began.
+    base: Txid,
+    /// What is wrong with the replica.
+    fault: Option<Fault>,
     pub(super) trouble: Option<String>,
 }
 
@@ -58,6 +65,8 @@ impl<S: Store> Gatherer<S> {
         now: Now,
         deadline: Option<Deadline>,
     ) -> Self {
+        let damaged = levels::is_marked_damaged(&settings.state_dir);
+        let fault = (damaged && base.txid() > Txid(0)).then_some(Fault::Damaged);
         let known = match base {
             Base::Image { after: Txid(0) } => Inventory::empty(),
             Base::Current { .. } | Base::Image { .. } => Inventory::unknown(),
@@ -82,7 +91,10 @@ impl<S: Store> Gatherer<S> {
             not_before: now.mono,
             backoff: first_wait(&settings.levels),
             deadline,
-            trouble: None,
+            own: (base.txid(), base.txid()),
+            base: base.txid(),
+            fault,
+            trouble: fault.map(|fault| fault.to_string()),
         };
         gatherer.look(now);
         gatherer
@@ -115,7 +127,8 @@ impl<S: Store> Gatherer<S> {
             is_image: file.is_image,
         };
         let key = LtxKey::l0(file.txid);
-        self.inventory.add(key, known);
+        self.own.1 = file.txid;
+        self.inventory.acknowledged(key, known);
         if let Some(path) = kept {
             self.local.insert(key, (path, file.size));
         }
@@ -148,6 +161,7 @@ impl<S: Store> Gatherer<S> {
             Job::List | Job::Snapshot { .. } | Job::Delete { .. } => Vec::new(),
         };
         let paths = self.local.iter().map(|(key, (path, _))| (*key, path.clone())).collect();
+        self.own.0 = self.own.1;
         self.task = Some(Task(tokio::spawn(self.worker.clone().run(job, paths))));
     }
 
@@ -164,7 +178,7 @@ impl<S: Store> Gatherer<S> {
     pub(super) fn on_ended(&mut self, now: Now, outcome: Outcome) {
         match outcome {
             Ok(change) => {
-                self.inventory.apply(&change, now.wall.unix_ms());
+                self.inventory.apply(&change, now.wall.unix_ms(), self.own);
                 if let Some((key, path)) = change.local {
                     let size = change.added.first().map_or(0, |(_, known)| known.size);
                     self.keep(key, path, size);
@@ -173,7 +187,7 @@ impl<S: Store> Gatherer<S> {
                     self.drop_local(key);
                 }
                 self.backoff = first_wait(&self.settings);
-                self.trouble = None;
+                self.audit(&change.added, change.listing.is_some());
             }
             // The deadline's next move wakes it.
             Err(CompactError::Waits) => (),
@@ -204,7 +218,42 @@ impl<S: Store> Gatherer<S> {
     }
 
     fn look(&mut self, now: Now) {
-        self.due = self.inventory.next_due(&self.settings, now.wall.unix_ms());
+        let now_ms = now.wall.unix_ms();
+        let job = self.bridge().map(|image| Job::Snapshot { inputs: vec![image] });
+        self.due = match job {
+            Some(job) => Some(Due { at_ms: now_ms, job }),
+            None => self.inventory.next_due(&self.settings, now_ms),
+        };
+    }
+
+    /// A whole image that mends the replica once it is a snapshot.
+    fn bridge(&self) -> Option<RemoteFile> {
+        match self.fault? {
+            Fault::Gap { have } => self.inventory.image_after(have),
+            Fault::Damaged => self.inventory.image_after(self.base),
+            Fault::Foreign { .. } => None,
+        }
+    }
+
+    /// The next L0 is to be a whole image: the replica is not whole, and none is there yet.
+    pub(super) fn wants_image(&self) -> bool {
+        self.fault.is_some_and(Fault::is_mended_by_image) && self.bridge().is_none()
+    }
+
+    /// Is all there, after a list, or a snapshot that may have mended it?
+    fn audit(&mut self, added: &[(LtxKey, Known)], is_listed: bool) {
+        let is_mended = added.iter().any(|(key, _)| key.level == SNAPSHOT_LEVEL);
+        if is_mended {
+            // A mark that stays makes one more image.
+            levels::unmark_damaged(&self.worker.state_dir).ok();
+        }
+        if is_mended || is_listed {
+            self.fault = match self.fault {
+                Some(Fault::Damaged) if !is_mended => Some(Fault::Damaged),
+                Some(_) | None => self.inventory.fault(self.own.1),
+            };
+        }
+        self.trouble = self.fault.map(|fault| fault.to_string());
     }
 
     /// The output of a merge is the next level's input: kept, if it fits.

@@ -15,6 +15,7 @@ const QUICK: LevelSettings = LevelSettings {
     retention_ms: 100,
     local_bytes_max: 16 << 20,
     merge_bytes_max: 256 << 20,
+    audit_ms: 3_600_000,
     retry_ms: 5,
 };
 
@@ -224,5 +225,89 @@ async fn one_job_at_a_time_runs_on_a_box() {
     assert_eq!(budget.written(), 0);
     drop(turn);
     until("its turn comes", || budget.written() > 0).await;
+    running.abandon();
+}
+
+/// Rare levels, and an audit at once after each upload.
+const AUDITED: LevelSettings = LevelSettings {
+    windows_ms: [86_400_000; 3],
+    snapshot_ms: 86_400_000,
+    audit_ms: 0,
+    retry_ms: 5,
+    ..QUICK
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_are_gone_from_the_store_are_replaced_by_a_whole_image() {
+    // The newest file, and one in the middle.
+    for gone in [4, 2] {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let store = FaultyStore::new(world.store.clone(), &[]);
+        let (mut running, _) = start(&world, &store, AUDITED, fresh(), None).await;
+        durable_at(&mut running, Txid(1)).await;
+        for txid in 2..=4 {
+            insert(&app, 3, 700);
+            durable_at(&mut running, Txid(txid)).await;
+        }
+        until("an audit was made", || store.lists() > 0).await;
+        std::fs::remove_file(world.ltx_path(0, gone, gone)).unwrap();
+        insert(&app, 3, 700);
+        until("a snapshot mends it", || !files(&world, 9).is_empty()).await;
+        until("nothing is wrong any more", || running.status().compaction.is_none()).await;
+        insert(&app, 3, 700);
+        drop(app);
+        let finished = running.finish(BUDGET).await;
+        assert!(finished.clean, "{finished:?}");
+        world.txid = finished.txid;
+        world.assert_restore_is_identical().await;
+        assert_eq!(files(&world, 9).len(), 1, "mended once");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_a_drill_found_damaged_is_mended_by_the_next_visit() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[]);
+    let (mut running, _) = start(&world, &store, LevelSettings::default(), fresh(), None).await;
+    durable_at(&mut running, Txid(1)).await;
+    insert(&app, 3, 700);
+    durable_at(&mut running, Txid(2)).await;
+    drop(app);
+    let finished = running.finish(BUDGET).await;
+    std::fs::write(world.ltx_path(0, 2, 2), b"damaged").unwrap();
+    levels::mark_damaged(&world.state()).unwrap();
+    let base = Base::Current { txid: finished.txid, etag: finished.etag };
+    let (running, _) = start(&world, &store, LevelSettings::default(), base, None).await;
+    let told = || running.status().compaction.is_some_and(|why| why.contains("damaged"));
+    until("it is told", told).await;
+    until("a snapshot mends it", || !files(&world, 9).is_empty()).await;
+    until("it is known to be mended", || running.status().compaction.is_none()).await;
+    assert!(!levels::is_marked_damaged(&world.state()));
+    let finished = running.finish(BUDGET).await;
+    assert!(finished.clean, "{finished:?}");
+    world.txid = finished.txid;
+    world.assert_restore_is_identical().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_file_beyond_ours_is_named_and_left_alone() {
+    let world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[]);
+    let (mut running, _) = start(&world, &store, AUDITED, fresh(), None).await;
+    durable_at(&mut running, Txid(1)).await;
+    let foreign = world.ltx_path(0, u64::MAX, u64::MAX);
+    std::fs::copy(world.ltx_path(0, 1, 1), &foreign).unwrap();
+    insert(&app, 3, 700);
+    let named = |why: &String| why.contains("ffffffffffffffff") && why.contains("move it away");
+    until("it is told", || running.status().compaction.as_ref().is_some_and(named)).await;
+    assert!(foreign.exists());
+    assert_eq!(running.status().image_needed, None);
+    std::fs::remove_file(&foreign).unwrap();
+    insert(&app, 3, 700);
+    until("it is over", || running.status().compaction.is_none()).await;
+    drop(app);
     running.abandon();
 }

@@ -10,6 +10,7 @@
 mod driver;
 mod finish;
 mod gather;
+mod repair;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -18,6 +18,8 @@ pub struct Replica {
     pub snapshot: Span,
     /// Least age of an upload that is deleted because a level has it.
     pub l0_retention: Span,
+    /// After so long a replica that is written to is listed, to see whether all of it is there.
+    pub audit: Span,
     /// How far back a restore to a time is possible.
     pub retention: Span,
     /// MiB of uploads that a host keeps on the local disk until they are gathered; 0: none, they are read
@@ -37,6 +39,7 @@ impl Default for Replica {
             level_3: Span::from_secs(3600),
             snapshot: Span::from_secs(86_400),
             l0_retention: Span::from_secs(300),
+            audit: Span::from_secs(3600),
             retention: Span::from_secs(86_400),
             local_mib: 16,
             wal_max_mib: 1024,

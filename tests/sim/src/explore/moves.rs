@@ -266,7 +266,7 @@ impl State {
                 }))
             }
             Ask::Put(key, body, expect) => Told::Wrote(self.put_record(key, body, expect)),
-            Ask::List => Told::Tip(self.restore().ok().flatten().map(|(_, tip)| tip)),
+            Ask::List => Told::Newest(self.newest()),
             Ask::Read => Told::Read(match self.restore() {
                 Ok(Some(restored)) => Ok(restored),
                 Ok(None) => Err("nothing".into()),
@@ -322,7 +322,7 @@ impl State {
             }
             (Told::Got(got), _) => Answer::Got(got),
             (Told::Wrote(wrote), _) => Answer::Wrote(wrote),
-            (Told::Tip(tip), _) => Answer::Listed(Ok(tip)),
+            (Told::Newest(newest), _) => Answer::Listed(Ok(newest)),
             (_, Ask::Put(..)) => Answer::Wrote(Wrote::Unknown),
             (_, Ask::List) => Answer::Listed(Err(ReplicaProblem::Store(problem))),
             (_, _) => Answer::Got(Got::Failed(problem)),

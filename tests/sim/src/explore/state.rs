@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use dormouse_core::effect::{Expect, RecordKey};
 use dormouse_core::event::{Event, Got, HostSeed, Policy, SessionMemo, Ticket, Wrote};
 use dormouse_core::ids::{BoxId, BoxName, ETag, Generation, Host, Nonce, Run, Slot, Txid};
-use dormouse_core::position::{FileId, LocalCopy, Position, RemoteTip};
+use dormouse_core::position::{FileId, LocalCopy, Newest, Position, RemoteTip};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
 use dormouse_core::time::{Boot, Deadline, MILLI_NS, Mono, Nanos, Now, SECOND_NS, Wall};
 use dormouse_core::{Core, Identity, Settings, TakeoverMode};
@@ -99,7 +99,7 @@ pub(super) struct Flight {
 pub(super) enum Told {
     Got(Got),
     Wrote(Wrote),
-    Tip(Option<RemoteTip>),
+    Newest(Option<Newest>),
     /// Content and tip, or a gap.
     Read(Result<(Vec<Write>, RemoteTip), String>),
     One(Option<(File, ETag)>),
@@ -324,7 +324,8 @@ impl State {
     pub(super) fn inspect(&self, b: usize) -> LocalCopy {
         let disk = &self.boxes[b].disk;
         let file = disk.copy.as_ref().map(|content| file_id(content));
-        LocalCopy { file, position: disk.position.clone(), wal_bytes: 0 }
+        let spool = disk.spool.iter().map(|(_, nonce)| nonce.clone()).collect();
+        LocalCopy { file, position: disk.position.clone(), wal_bytes: 0, spool }
     }
 
     pub(super) fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
@@ -371,6 +372,13 @@ impl State {
             tip = Some(RemoteTip::tagged(*txid, object.etag.clone()));
         }
         Ok(tip.map(|tip| (content, tip)))
+    }
+
+    /// The newest file, and whose it is.
+    pub(super) fn newest(&self) -> Option<Newest> {
+        let (_, tip) = self.restore().ok().flatten()?;
+        let nonce = self.store.files.get(&tip.txid).map(|file| file.value.nonce.clone());
+        Some(Newest { tip, nonce })
     }
 
     pub(super) fn host_record(&self) -> Option<HostRecord> {
