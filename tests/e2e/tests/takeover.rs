@@ -181,7 +181,7 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
     // It is told as what it is, before and after a restart and a removal.
     ensure!(first.host(HOST)?["state"] == "outside", "{}", first.host(HOST)?);
     ensure!(first.dormouse(&["status"])?.contains("outside"));
-    first.end_activator(Signal::SIGKILL)?;
+    first.end_activator(Signal::SIGTERM)?;
     first.start_activator()?;
     first.wait_state(HOST, "outside")?;
     let said = first.dormouse(&["rm", HOST])?;

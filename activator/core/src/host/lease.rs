@@ -276,7 +276,7 @@ impl HostEntry {
     ) {
         match got {
             Got::Found { body, etag: tag, age } => match SessionRecord::decode(&body) {
-                Ok(session) if session.is_over(record.owner.epoch) => {
+                Ok(session) if is_given_up(&record, &session) => {
                     self.take(wake, Some((record, etag)), ctx);
                 }
                 Ok(session) => match ctx.shared.judge(&session, &tag, age, ctx.now) {
@@ -389,6 +389,13 @@ impl HostEntry {
         self.refuse(Reason::Lost, detail.into(), RETRY_AFTER, ctx);
         self.state = State::Asleep;
     }
+}
+
+/// Whether the session that owned a host is over. What a box handed out stays its own over its restarts:
+/// the file that the supervisor writes is there.
+fn is_given_up(record: &HostRecord, session: &SessionRecord) -> bool {
+    let lives_on = session.id == record.id && !session.has_ended();
+    session.is_over(record.owner.epoch) && !(record.state == HostState::Outside && lives_on)
 }
 
 /// What to do on this box to have a host back that another one handed out.
