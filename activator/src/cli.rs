@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use dormouse_core::ids::Txid;
-use dormouse_link::config::Config;
+use dormouse_link::config::{BOX_NAME, Config, is_box_name};
 use dormouse_registry::canonical_host;
 use dormouse_replica::restore::Target;
 use dormouse_store::Reading;
@@ -45,10 +45,7 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
             list(&status, json)
         }
-        Command::Status { host, cost: true } => {
-            let reading = of(&ask("GET", "/cost".into(), Value::Null).await?)?;
-            show_cost(reading, host.as_deref(), json)
-        }
+        Command::Status { host, cost: true } => show_cost(&socket, host.as_deref(), json).await,
         Command::Status { host: None, cost: false } => {
             let status: Status = of(&ask("GET", "/status".into(), Value::Null).await?)?;
             show(&status, json)
@@ -109,8 +106,8 @@ fn unreachable_serve() -> anyhow::Result<ExitCode> {
 }
 
 fn box_name(name: &str) -> anyhow::Result<()> {
-    if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c)) {
-        bail!("{name:?} cannot be a box's name; allowed: letters, digits, - and .");
+    if !is_box_name(name) {
+        bail!("{name:?} cannot be a box's name; allowed: {BOX_NAME}");
     }
     Ok(())
 }
@@ -197,8 +194,14 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_cost(reading: Reading, host: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+async fn show_cost(socket: &Path, host: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+    let reading: Reading = of(&asked(socket, "GET", "/cost", &Value::Null).await?)?;
     let host = host.map(name).transpose()?;
+    if let Some(host) = host.as_ref().filter(|host| !reading.contains_key(*host)) {
+        // For a host that is served nothing was asked yet; for another one there is no bill.
+        let answer = asked(socket, "GET", &format!("/hosts/{host}"), &Value::Null).await?;
+        of::<HostStatus>(&answer)?;
+    }
     let bill = cost::bill(reading, host.as_deref());
     if json {
         return print_value(&serde_json::to_value(&bill)?, true);

@@ -55,12 +55,12 @@ enum Command {
         #[arg(long)]
         cost: bool,
     },
-    /// Wake a host.
+    /// Wake a host, and wait until it is awake; ends with an error and the reason when it is not woken.
     Wake {
         /// The host's name.
         host: String,
     },
-    /// Put a host to sleep now, whatever is in flight.
+    /// Put a host to sleep now, whatever is in flight; an error when it is on another box, or outside.
     Sleep {
         /// The host's name.
         host: String,
@@ -90,7 +90,10 @@ enum Command {
         from: From,
     },
     /// Restore a host's database into a scratch file and check it: every checksum, and `SQLite`'s
-    /// own integrity check. Ends with an error when it is not good.
+    /// own integrity check.
+    ///
+    /// Exit codes: 0 it is good; 3 it is NOT good; 1 it could not be verified (the store is away, the
+    /// scratch disk is full, nothing is there, …): it may be good.
     Verify {
         /// The host's name.
         host: String,
@@ -163,7 +166,7 @@ fn main() -> ExitCode {
         Err(error) => {
             #[expect(clippy::print_stderr, reason = "the command line speaks here")]
             {
-                eprintln!("dormouse: {error:#}");
+                eprintln!("dormouse: {}", dormouse_link::told(error.chain()));
             }
             ExitCode::FAILURE
         }

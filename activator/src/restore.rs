@@ -132,19 +132,31 @@ async fn to_file(
     print_value(&value, json)
 }
 
+/// `verify` ends so where the replica is not good; 1 where it could not be verified, as every command
+/// that did not do its work.
+const NOT_GOOD: u8 = 3;
+
 /// `verify`: restores into a scratch file beside the hosts' own, checks it, removes it.
 pub(crate) async fn verify(
     config: &Config,
     wanted: &Wanted,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let place = place(config, &wanted.host).await?;
+    let not_done = || format!("{} could not be verified", wanted.host);
+    let place = place(config, &wanted.host).await.with_context(not_done)?;
     let name = format!("verify-{}-{:x}", std::process::id(), random_u64()?);
     let scratch = scratch_dir(config).join(name);
     let progress = Progress::default();
     let work = verify::verify(&place, wanted.target, &scratch, u64::MAX, &progress, system_now);
     let done = shown(work, &progress).await;
-    let done = done.with_context(|| format!("{} is NOT good", wanted.host))?;
+    let done = match done {
+        Err(error) if error.blames_replica() => {
+            // Nobody may listen.
+            drop(writeln!(std::io::stderr(), "dormouse: {} is NOT good: {error}", wanted.host));
+            return Ok(ExitCode::from(NOT_GOOD));
+        }
+        done => done.with_context(not_done)?,
+    };
     let value = serde_json::json!({
         "host": wanted.host,
         "good": true,

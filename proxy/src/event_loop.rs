@@ -23,6 +23,7 @@ use crate::clock;
 use crate::delta::{FromLoop, Route, Table, ToLoop};
 use crate::host::{HostState, Notice};
 use crate::pool::Pool;
+use crate::quiet::Quiet;
 use crate::settings::{Settings, Target};
 use crate::stats::Stats;
 
@@ -47,6 +48,7 @@ pub(crate) struct Setup {
 pub(crate) struct Plain<S> {
     pub(crate) target: Target,
     pub(crate) pool: Rc<Pool<S>>,
+    pub(crate) unreached: Quiet,
 }
 
 /// What a host name leads to.
@@ -91,7 +93,8 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
     engine.run(async move {
         let Setup { settings, listeners, mut deltas, to_link, drain, .. } = setup;
         let plain = settings.plain.iter().map(|(host, target)| {
-            (host.clone(), Rc::new(Plain { target: target.clone(), pool: Rc::new(Pool::new()) }))
+            let (target, pool) = (target.clone(), Rc::new(Pool::new()));
+            (host.clone(), Rc::new(Plain { target, pool, unreached: Quiet::default() }))
         });
         let retired = to_link.clone();
         let this = Rc::new(Loop {
@@ -134,6 +137,7 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
 }
 
 async fn accept<E: Engine>(this: Rc<Loop<E>>, listener: Listener, connections: Arc<Semaphore>) {
+    let failed = Quiet::default();
     loop {
         // Beyond the limit the kernel's backlog holds them.
         let Ok(permit) = connections.clone().acquire_owned().await else { return };
@@ -147,7 +151,9 @@ async fn accept<E: Engine>(this: Rc<Loop<E>>, listener: Listener, connections: A
                 });
             }
             Err(error) => {
-                warn!(%error, "accept failed");
+                if let Some(times) = failed.due(clock::now()) {
+                    warn!(%error, times, "accept failed");
+                }
                 // Out of descriptors: one will be free when some connection ends.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

@@ -14,6 +14,7 @@ use dormouse_proxy_core::Host;
 use crate::clock;
 use crate::delta::{Route, Table};
 use crate::pool::Pool;
+use crate::quiet::Quiet;
 
 /// The state of a host on one loop.
 pub(crate) struct HostState<S> {
@@ -27,6 +28,7 @@ pub(crate) struct HostState<S> {
     /// The route is gone: tell once nothing is in flight.
     retiring: Cell<bool>,
     pub(crate) pool: Rc<Pool<S>>,
+    pub(crate) unreached: Quiet,
 }
 
 #[derive(Clone)]
@@ -73,6 +75,7 @@ impl<S: dormouse_ring::Stream> HostState<S> {
             limits: RefCell::new(route.limits),
             retiring: Cell::new(false),
             pool: Rc::new(Pool::new()),
+            unreached: Quiet::default(),
         }
     }
 

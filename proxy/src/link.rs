@@ -109,7 +109,7 @@ impl Link {
             match self.connected(&mut wait).await {
                 Ok(never) => match never {},
                 Err(error) => {
-                    let text = format!("{error:#}");
+                    let text = dormouse_link::told(error.chain());
                     if text == said {
                         debug!(error = %text, "no link to the activator");
                     } else {

@@ -9,13 +9,15 @@ mod host;
 mod link;
 mod listen;
 mod pool;
+mod quiet;
 mod route;
 mod settings;
 mod stats;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::{io, thread};
@@ -57,8 +59,18 @@ fn parse_engine(text: &str) -> Result<config::Engine, String> {
     }
 }
 
-fn main() -> Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A log that nobody reads any more: eprintln! would panic.
+            drop(writeln!(io::stderr(), "dormouse-proxy: {}", dormouse_link::told(error.chain())));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DORMOUSE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()

@@ -82,7 +82,9 @@ impl<E: Engine> Client<E> {
         match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone(), None, wish),
             Err(error) => {
-                warn!(host = %wish.host, %error, "upstream does not take connections");
+                if let Some(times) = plain.unreached.due(clock::now()) {
+                    warn!(host = %wish.host, %error, times, "upstream does not take connections");
+                }
                 self.refuse(&Answer::BAD_GATEWAY);
             }
         }
@@ -176,7 +178,9 @@ impl<E: Engine> Client<E> {
             }
             Ok(Err(error)) if is_gone(&error) => Reached::Gone,
             Ok(Err(error)) => {
-                warn!(host = %wish.host, %run, %error, "instance cannot be reached");
+                if let Some(times) = host.unreached.due(clock::now()) {
+                    warn!(host = %wish.host, %run, %error, times, "instance cannot be reached");
+                }
                 Reached::Refused(Answer::BAD_GATEWAY)
             }
             Err(_) => Reached::Refused(Answer::unavailable(

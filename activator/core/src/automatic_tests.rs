@@ -68,6 +68,64 @@ fn a_dead_box_is_fenced_after_its_record_was_watched_for_long_enough() {
     assert_eq!(fences, 1, "its data is fenced too");
 }
 
+/// Retry-After of the newest refusal, and what was said.
+fn newest_refusal(rig: &Rig) -> (Nanos, alloc::string::String) {
+    let mut told = rig.said.iter().rev().filter_map(|effect| {
+        let Effect::Refuse(_, failure) = effect else { return None };
+        Some((failure.retry_after, failure.detail.clone()))
+    });
+    told.next().unwrap()
+}
+
+#[test]
+fn who_comes_again_when_the_refusal_says_so_is_served_however_often_others_came_between() {
+    for others_come in [false, true] {
+        let mut rig = Rig::automatic();
+        rig.foreign(false, 3);
+        rig.remote(3);
+        request(&mut rig);
+        rig.until("Backoff");
+        let (retry_after, told) = newest_refusal(&rig);
+        assert_eq!(retry_after, PATIENCE);
+        assert!(told.contains("unchanged for 0 s, and is taken over in 35 s"), "{told}");
+        for second in 1..35 {
+            rig.pass(Nanos::from_secs(1));
+            if others_come {
+                request(&mut rig);
+                rig.settle();
+                let (retry_after, told) = newest_refusal(&rig);
+                assert_eq!(retry_after, Nanos::from_secs(35 - second), "{told}");
+                let what = alloc::format!("unchanged for {second} s");
+                assert!(told.contains(&what), "{told}");
+                assert_eq!(rig.core.host(SLOT).unwrap().problem, Some(told));
+            }
+        }
+        rig.pass(Nanos::from_secs(1));
+        request(&mut rig);
+        rig.until("Awake");
+        let its = RecordKey::Session("box2".into());
+        let reads = said(&rig, |e| matches!(e, Effect::Get(_, key) if *key == its));
+        assert!(reads <= 5, "the other box is not asked at each request: {reads}");
+    }
+}
+
+#[test]
+fn by_the_stores_own_clock_the_refusal_says_when_too() {
+    let mut rig = Rig::automatic();
+    rig.foreign(false, 3);
+    rig.remote(3);
+    rig.age = Some(Nanos::from_secs(20));
+    request(&mut rig);
+    rig.until("Backoff");
+    let (retry_after, told) = newest_refusal(&rig);
+    assert_eq!(retry_after, Nanos::from_secs(17));
+    assert!(told.contains("unchanged for 20 s, and is taken over in 17 s"), "{told}");
+    rig.pass(retry_after);
+    rig.age = Some(Nanos::from_secs(37));
+    request(&mut rig);
+    rig.until("Awake");
+}
+
 #[test]
 fn a_box_that_renews_is_never_fenced() {
     let mut rig = Rig::automatic();

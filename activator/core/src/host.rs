@@ -14,6 +14,7 @@ use crate::record::HostRecord;
 use crate::session::Session;
 use crate::shared::{Mode, Shared};
 use crate::time::{Mono, Nanos, Now, Wall};
+use crate::watch::Watched;
 
 mod copy;
 mod handover;
@@ -212,6 +213,8 @@ pub(crate) enum State {
     Backoff {
         until: Mono,
         failure: Failure,
+        /// It is another box's, and taken over when that is dead.
+        watched: Option<Watched>,
     },
 }
 
@@ -356,7 +359,11 @@ impl HostEntry {
                 self.state = State::Thawing { run };
             }
             State::Backoff { until, .. } if until <= ctx.now.mono => self.begin_wake(ctx),
-            State::Backoff { until, failure } => {
+            State::Backoff { until, failure, watched } => {
+                let failure = match &watched {
+                    Some(watched) => self.watched_failure(watched, ctx.now),
+                    None => failure,
+                };
                 match cause {
                     // The due host waits silently: its tick wakes it when the backoff ends.
                     Cause::Due => {}
@@ -364,7 +371,7 @@ impl HostEntry {
                         ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
                     }
                 }
-                self.state = State::Backoff { until, failure };
+                self.state = State::Backoff { until, failure, watched };
             }
             State::Stopping { run, why, step, .. } => {
                 self.state = State::Stopping { run, why, then: Then::WakeAgain, step };
@@ -435,14 +442,7 @@ impl HostEntry {
     /// A wake failed before any process was started.
     pub(crate) fn fail_wake(&mut self, reason: Reason, detail: String, ctx: &mut Context<'_>) {
         if self.purpose == Purpose::Sync {
-            // Nobody waits, and whoever comes next is not to be sent away for it.
-            self.last_problem = Some(detail);
-            if self.handover.is_some() {
-                // Who asked is told; nothing is tried again behind an operator's back.
-                self.state = State::Asleep;
-                return;
-            }
-            return self.sync_later(ctx);
+            return self.fail_sync(detail, ctx);
         }
         ctx.shared.counters.add("wakes_failed");
         let retry_after = match reason {
@@ -465,6 +465,37 @@ impl HostEntry {
         self.back_off(failure, ctx);
     }
 
+    /// Another box owns the host, and is taken over at a moment to come: whoever asks then meets no
+    /// pause. Until then it is looked at as often as a session is renewed, and at most so often.
+    fn fail_watched(&mut self, watched: Watched, ctx: &mut Context<'_>) {
+        if self.purpose == Purpose::Sync {
+            return self.fail_sync(watched.told(ctx.now), ctx);
+        }
+        ctx.shared.counters.add("wakes_failed");
+        let failure = self.watched_failure(&watched, ctx.now);
+        ctx.fx.push(Effect::Refuse(self.slot, failure.clone()));
+        let renewal = Nanos(ctx.shared.settings.ttl.0 / 3);
+        let until = ctx.now.mono + watched.left(ctx.now).min(renewal);
+        self.state = State::Backoff { until, failure, watched: Some(watched) };
+    }
+
+    fn watched_failure(&mut self, watched: &Watched, now: Now) -> Failure {
+        let detail = watched.told(now);
+        self.last_problem = Some(detail.clone());
+        Failure { reason: Reason::Elsewhere, detail, retry_after: watched.left(now) }
+    }
+
+    /// Nobody waits, and whoever comes next is not to be sent away for it.
+    fn fail_sync(&mut self, detail: String, ctx: &Context<'_>) {
+        self.last_problem = Some(detail);
+        if self.handover.is_some() {
+            // Who asked is told; nothing is tried again behind an operator's back.
+            self.state = State::Asleep;
+            return;
+        }
+        self.sync_later(ctx);
+    }
+
     /// Asleep, and synced after a pause.
     fn sync_later(&mut self, ctx: &Context<'_>) {
         self.unsynced = Some(ctx.now.mono + ctx.shared.settings.backoff_max);
@@ -473,7 +504,8 @@ impl HostEntry {
 
     /// Asleep, and not woken again before a pause that doubles with each failed wake.
     fn back_off(&mut self, failure: Failure, ctx: &Context<'_>) {
-        self.state = State::Backoff { until: ctx.now.mono + self.backoff, failure };
+        let until = ctx.now.mono + self.backoff;
+        self.state = State::Backoff { until, failure, watched: None };
         self.backoff = self.backoff.doubled(ctx.shared.settings.backoff_max);
     }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::effect::{Effect, Reason, RecordKey, TakeoverEnd, Word};
 use crate::event::{Answer, Cause, Event, Saved};
-use crate::ids::{Run, Txid};
+use crate::ids::{Epoch, Run, Txid};
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::rig::{HOST, Rig, SLOT};
 use crate::time::Nanos;
@@ -219,16 +219,32 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.settle();
     assert_eq!(handed(&rig), Some(Ok(())), "its box is gone");
     assert_eq!(said(&rig, |e| matches!(e, Effect::PutFence(_, _, Txid(4), _))), 1);
-    let mut rig = Rig::new(None);
-    rig.settle();
-    rig.foreign(false, 3);
-    let outside = HostRecord { state: HostState::Outside, ..record(&rig) };
-    let etag = "\"o\"".to_string();
-    rig.records.insert(RecordKey::Host(HOST.into()), (outside.encode(), etag.as_str().into()));
-    rig.step(Event::TakeIn(SLOT));
-    rig.settle();
-    assert!(handed(&rig).unwrap().unwrap_err().contains("box2"));
-    assert_eq!(record(&rig).state, HostState::Outside);
+}
+
+#[test]
+fn what_another_box_handed_out_stays_its_own_over_its_restarts() {
+    for restarts in [0, 1] {
+        let mut rig = Rig::new(None);
+        rig.settle();
+        rig.foreign(false, 3);
+        let outside = HostRecord { state: HostState::Outside, ..record(&rig) };
+        rig.records.insert(RecordKey::Host(HOST.into()), (outside.encode(), "\"o\"".into()));
+        let key = RecordKey::Session("box2".into());
+        let (body, etag) = rig.records.get(&key).cloned().unwrap();
+        let session = SessionRecord::decode(&body).unwrap();
+        let epoch = Epoch(session.epoch.0 + restarts);
+        rig.records.insert(key, (SessionRecord { epoch, ..session }.encode(), etag));
+        rig.step(Event::TakeIn(SLOT));
+        rig.settle();
+        let handed = rig.said.iter().rev().find_map(|effect| {
+            let Effect::Handed(_, how) = effect else { return None };
+            how.clone().err()
+        });
+        let why = handed.unwrap();
+        assert!(why.contains("`dormouse hibernate h.test --on` on that box"), "{why}");
+        assert!(why.contains("first run `dormouse takeover box2` here"), "{why}");
+        assert_eq!(record(&rig).state, HostState::Outside);
+    }
 }
 
 #[test]

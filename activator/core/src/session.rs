@@ -15,6 +15,7 @@ use crate::ids::{Attempt, BoxName, ETag, Epoch};
 use crate::record::{Owner, SessionRecord};
 use crate::shared::{Shared, starts_with};
 use crate::time::{Deadline, Mono, Nanos, Now};
+use crate::watch::Judged;
 
 /// A compare-and-swap that is repeated, byte for byte, until it is definite.
 #[derive(Clone, Debug, Hash)]
@@ -379,17 +380,24 @@ impl Session {
         match got {
             Got::Absent => self.claim(memo_epoch.next(), Expect::Absent, shared, now, fx),
             Got::Found { body, etag, age } => match SessionRecord::decode(&body) {
-                Err(error) => self.refuse(format!("{error}"), shared, now),
+                Err(error) => {
+                    self.refuse(format!("{error}"), now.mono + shared.settings.ttl);
+                }
                 Ok(record) => {
                     let over = record.has_ended();
                     let other = record.id != shared.settings.identity.id && !over;
-                    if other && !shared.is_dead(&record, &etag, age, now) {
-                        let why = format!(
-                            "the name {} is in use by another box (id {}): give this box another \
-                             name, or run `dormouse takeover {}` when that box is gone",
-                            record.name, record.id, record.name
-                        );
-                        return self.refuse(why, shared, now);
+                    if other {
+                        let again = match shared.judge(&record, &etag, age, now) {
+                            Judged::Dead => None,
+                            Judged::Manual => Some(shared.settings.ttl),
+                            // The first look after its death finds it dead.
+                            Judged::Watched(watched) => {
+                                Some(watched.left(now).min(shared.settings.ttl))
+                            }
+                        };
+                        if let Some(again) = again {
+                            return self.refuse(name_in_use(&record), now.mono + again);
+                        }
                     }
                     let epoch = if !over && self.continues(&record) {
                         record.epoch
@@ -407,8 +415,8 @@ impl Session {
         }
     }
 
-    fn refuse(&mut self, why: String, shared: &Shared, now: Now) {
-        self.state = State::Refused { why, until: now.mono + shared.settings.ttl };
+    fn refuse(&mut self, why: String, until: Mono) {
+        self.state = State::Refused { why, until };
     }
 
     /// Whether the record was written by this very state directory under a journalled base.
@@ -548,6 +556,14 @@ impl Session {
         self.state = State::Ended;
         Turn::Ended
     }
+}
+
+fn name_in_use(record: &SessionRecord) -> String {
+    format!(
+        "the name {} is in use by another box (id {}): give this box another name, or run \
+         `dormouse takeover {}` when that box is gone",
+        record.name, record.id, record.name
+    )
 }
 
 /// What stands for people behind an answer that is not definite.

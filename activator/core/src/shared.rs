@@ -8,7 +8,7 @@ use crate::ids::{ETag, Nonce};
 use crate::record::SessionRecord;
 use crate::settings::{Settings, TakeoverMode};
 use crate::time::{Nanos, Now};
-use crate::watch::Watches;
+use crate::watch::{Judged, Watches};
 
 /// Whether the activator stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,14 +96,18 @@ impl Shared {
     }
 
     /// Whether another box's session, just read, may be fenced for its age; remembers the sighting.
-    pub(crate) fn is_dead(
+    pub(crate) fn judge(
         &mut self,
         record: &SessionRecord,
         etag: &ETag,
         age: Option<Nanos>,
         now: Now,
-    ) -> bool {
-        self.is_automatic() && self.watches.is_dead(record, etag, age, &self.settings, now)
+    ) -> Judged {
+        if self.is_automatic() {
+            self.watches.judge(record, etag, age, &self.settings, now)
+        } else {
+            Judged::Manual
+        }
     }
 
     /// Whether sessions end by time.

@@ -32,7 +32,7 @@ pub struct Verified {
     pub check_ms: u64,
 }
 
-/// Why a replica is not good.
+/// Why a replica is not good, or could not be verified: [`VerifyError::blames_replica`].
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// It cannot be restored.
@@ -66,6 +66,35 @@ pub enum VerifyError {
     /// The runtime is going down.
     #[error("the check ended early: {0}")]
     Runtime(#[from] JoinError),
+}
+
+impl VerifyError {
+    /// Whether the replica is at fault. Else it may be good: the store, the scratch disk or the question
+    /// was in the way.
+    #[must_use]
+    pub const fn blames_replica(&self) -> bool {
+        match self {
+            Self::Damaged { .. }
+            | Self::Restore(
+                RestoreError::Gap { .. }
+                | RestoreError::Ltx(_)
+                | RestoreError::Misfit { .. }
+                | RestoreError::MissingPage { .. },
+            ) => true,
+            // Unreached: the TXID or time that was asked for, which is not in every good replica.
+            Self::Restore(
+                RestoreError::Empty
+                | RestoreError::Unreached { .. }
+                | RestoreError::Read(_)
+                | RestoreError::NoRoom { .. }
+                | RestoreError::Io { .. },
+            )
+            | Self::Sqlite(_)
+            | Self::TooLarge { .. }
+            | Self::Io { .. }
+            | Self::Runtime(_) => false,
+        }
+    }
 }
 
 /// The scratch directory, which goes with whatever is in it, also when the drill is cut off.
@@ -166,6 +195,32 @@ mod tests {
         let small = verify(&place, Target::Latest, &scratch, 10, &progress, system_now).await;
         assert!(matches!(small, Err(VerifyError::TooLarge { .. })));
         assert!(!scratch.exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_in_the_way_of_a_check_is_not_blamed_on_the_replica() {
+        let (world, place) = shipped().await;
+        let scratch = world.dir.path().join("scratch");
+        let progress = Progress::default();
+        let blamed = async |target| {
+            let done = verify(&place, target, &scratch, u64::MAX, &progress, system_now).await;
+            done.unwrap_err().blames_replica()
+        };
+        assert!(!blamed(Target::Txid(dormouse_core::ids::Txid(99))).await, "a question too far");
+        fs::write(&scratch, "no directory").unwrap();
+        assert!(!blamed(Target::Latest).await, "our own disk");
+        fs::remove_file(&scratch).unwrap();
+        let store = world.dir.path().join("store");
+        let listed = place.store.list(PREFIX, None).await.unwrap().entries;
+        let file = store.join(&listed.first().unwrap().key);
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 0x40;
+        fs::write(&file, bytes).unwrap();
+        assert!(blamed(Target::Latest).await, "a checksum");
+        fs::remove_file(&file).unwrap();
+        assert!(blamed(Target::Latest).await, "a gap");
+        fs::rename(&store, world.dir.path().join("away")).unwrap();
+        assert!(!blamed(Target::Latest).await, "a store that is away");
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use dormouse_core::HostView;
 use dormouse_core::effect::TakeoverEnd;
-use dormouse_core::event::{Cause, Event, HostSeed, Policy};
+use dormouse_core::event::{Event, HostSeed, Policy};
 use dormouse_core::ids::{BoxName, Host, Slot};
 use dormouse_core::time::Nanos;
 use dormouse_instances::Containment;
@@ -12,10 +12,12 @@ use dormouse_registry::{Route, canonical_host};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::by_hand;
 use super::drill::DrillStatus;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
+use super::outside::{OUTSIDE, is_marked};
 use super::replica::HostReplica;
 use super::store::told;
 use dormouse_replica::clock;
@@ -75,9 +77,27 @@ pub(crate) enum Body {
 /// Someone who waits for a host to come to a state.
 #[derive(Debug)]
 pub(crate) struct Wait {
-    slot: Slot,
-    state: String,
-    reply: oneshot::Sender<Reply>,
+    pub(crate) slot: Slot,
+    pub(crate) goal: Goal,
+    pub(crate) reply: oneshot::Sender<Reply>,
+}
+
+/// What is waited for.
+#[derive(Debug)]
+pub(crate) enum Goal {
+    /// This state, however long it takes.
+    State(String),
+    /// Awake; or it has become clear that this wake comes to nothing.
+    Awake,
+}
+
+impl Goal {
+    fn met(&self, status: &HostStatus) -> Option<Reply> {
+        match self {
+            Self::State(state) => (status.state == *state).then(|| Reply::json(status)),
+            Self::Awake => by_hand::woken(status),
+        }
+    }
 }
 
 /// `dormouse status`.
@@ -154,7 +174,7 @@ impl Reply {
         Self::message(500, message.as_ref())
     }
 
-    fn refused(message: impl AsRef<str>) -> Self {
+    pub(crate) fn refused(message: impl AsRef<str>) -> Self {
         Self::message(409, message.as_ref())
     }
 
@@ -211,8 +231,14 @@ impl Driver {
                 next.send(self.parts.drills.next(names)).ok();
                 return;
             }
-            Ask::Wake(host) => self.on_host(&host, |slot| Event::Requested(slot, Cause::Operator)),
-            Ask::Sleep(host) => self.on_host(&host, Event::Rest),
+            Ask::Wake(host) => match self.find(&host) {
+                Some(slot) => return self.wake_by_hand(slot, reply),
+                None => Reply::unknown(&host),
+            },
+            Ask::Sleep(host) => match self.find(&host) {
+                Some(slot) => return self.sleep_by_hand(slot, reply),
+                None => Reply::unknown(&host),
+            },
             Ask::Remove(host) => match self.find(&host) {
                 Some(slot) => {
                     self.retiring.insert(slot, reply);
@@ -230,13 +256,16 @@ impl Driver {
                 }
                 None => Reply::unknown(&host),
             },
-            Ask::Wait { state, .. } if !HostView::STATES.contains(&state.as_str()) => {
-                let message = format!("{state:?} is no state; allowed: {:?}", HostView::STATES);
+            Ask::Wait { state, .. }
+                if state != OUTSIDE && !HostView::STATES.contains(&state.as_str()) =>
+            {
+                let states = HostView::STATES;
+                let message = format!("{state:?} is no state; allowed: {OUTSIDE:?}, {states:?}");
                 Reply::message(400, &message)
             }
             Ask::Wait { host, state } => match self.find(&host) {
                 Some(slot) => {
-                    self.waits.push(Wait { slot, state, reply });
+                    self.waits.push(Wait { slot, goal: Goal::State(state), reply });
                     return self.answer_waits();
                 }
                 None => Reply::unknown(&host),
@@ -273,12 +302,6 @@ impl Driver {
     fn find(&self, host: &str) -> Option<Slot> {
         let host = canonical_host(host).ok()?;
         self.hosts.iter().find(|(_, hosted)| hosted.host == host).map(|(slot, _)| *slot)
-    }
-
-    fn on_host(&mut self, host: &str, event: impl FnOnce(Slot) -> Event) -> Reply {
-        let Some(slot) = self.find(host) else { return Reply::unknown(host) };
-        self.step(event(slot));
-        self.host_status(slot).map_or_else(|| Reply::unknown(host), |status| Reply::json(&status))
     }
 
     /// A new host, served once every proxy routes it.
@@ -368,6 +391,7 @@ impl Driver {
             instance: None,
             run: None,
             replica,
+            outside: is_marked(&self.parts.paths, &route.host),
         };
         self.hosts.insert(slot, hosted);
         HostSeed {
@@ -385,15 +409,16 @@ impl Driver {
     pub(crate) fn answer_waits(&mut self) {
         let waits = std::mem::take(&mut self.waits);
         for wait in waits {
-            match self.host_status(wait.slot) {
-                None => {
-                    wait.reply.send(Reply::message(404, "the host was removed")).ok();
+            let met = match self.host_status(wait.slot) {
+                None => Some(Reply::message(404, "the host was removed")),
+                Some(status) => wait.goal.met(&status),
+            };
+            match met {
+                Some(reply) => {
+                    wait.reply.send(reply).ok();
                 }
-                Some(status) if status.state == wait.state => {
-                    wait.reply.send(Reply::json(&status)).ok();
-                }
-                Some(_) if wait.reply.is_closed() => {}
-                Some(_) => self.waits.push(wait),
+                None if wait.reply.is_closed() => {}
+                None => self.waits.push(wait),
             }
         }
     }
@@ -404,7 +429,7 @@ impl Driver {
             name: self.parts.config.this_box.name.clone(),
             session: session.to_owned(),
             session_detail,
-            store: told(&self.parts.store),
+            store: told(&self.parts.store, &self.parts.records),
             containment: match self.parts.nursery.containment() {
                 Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),
@@ -424,9 +449,10 @@ impl Driver {
         forks.iter().map(|fork| fork.display().to_string()).collect()
     }
 
-    fn host_status(&self, slot: Slot) -> Option<HostStatus> {
+    pub(crate) fn host_status(&self, slot: Slot) -> Option<HostStatus> {
         let view = self.core.host(slot)?;
-        let HostView { state, run, generation, due, unsynced, problem, .. } = view;
+        let state = self.state_of(&view);
+        let HostView { run, generation, due, unsynced, problem, .. } = view;
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::system_now().mono.0.saturating_sub(activity.last_ns);

@@ -15,8 +15,8 @@ use dormouse_core::ids::Host;
 use dormouse_replica::clock::system_now;
 use dormouse_replica::levels;
 use dormouse_replica::put::Place;
-use dormouse_replica::restore::{Progress, RestoreError, Target};
-use dormouse_replica::verify::{Verified, VerifyError, verify};
+use dormouse_replica::restore::{Progress, Target};
+use dormouse_replica::verify::{Verified, verify};
 use dormouse_store::AnyStore;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -217,7 +217,8 @@ impl Task {
         let took_ms = system_now().mono.since(begun).0 / dormouse_core::time::MILLI_NS;
         let (outcome, detail) = match done {
             Ok(Ok(good)) => (Outcome::Good, told(&good)),
-            Ok(Err(error)) => (judged(&error), error.to_string()),
+            Ok(Err(error)) if error.blames_replica() => (Outcome::Bad, error.to_string()),
+            Ok(Err(error)) => (Outcome::Skipped, error.to_string()),
             Err(_) => (Outcome::Skipped, format!("not done within {} s", self.budget.as_secs())),
         };
         match outcome {
@@ -226,7 +227,7 @@ impl Task {
                 tracing::error!(host, took_ms, detail, "drill: BAD");
                 self.mark(host).await;
             }
-            Outcome::Skipped => tracing::warn!(host, took_ms, detail, "drill: skipped"),
+            Outcome::Skipped => tracing::warn!(host, took_ms, detail, "drill: not done"),
         }
         self.drills.note(host, DrillStatus { at_ms: wall_ms(), outcome, took_ms, detail });
         let drills = self.drills.clone();
@@ -239,30 +240,6 @@ impl Task {
 
 fn told(good: &Verified) -> String {
     format!("TXID {}, {} files, {} bytes", good.restored.txid, good.files, good.bytes)
-}
-
-/// Whether the replica is at fault.
-const fn judged(error: &VerifyError) -> Outcome {
-    match error {
-        VerifyError::Damaged { .. }
-        | VerifyError::Restore(
-            RestoreError::Gap { .. }
-            | RestoreError::Ltx(_)
-            | RestoreError::Misfit { .. }
-            | RestoreError::MissingPage { .. }
-            | RestoreError::Unreached { .. },
-        ) => Outcome::Bad,
-        VerifyError::Restore(
-            RestoreError::Empty
-            | RestoreError::Read(_)
-            | RestoreError::NoRoom { .. }
-            | RestoreError::Io { .. },
-        )
-        | VerifyError::Sqlite(_)
-        | VerifyError::TooLarge { .. }
-        | VerifyError::Io { .. }
-        | VerifyError::Runtime(_) => Outcome::Skipped,
-    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use super::journal::Journal;
 use super::link::LinkEvent;
 use super::paths::Paths;
 use super::records::Records;
+use super::refusals::Refusals;
 use super::replica::{HostReplica, Rules};
 use dormouse_replica::clock;
 
@@ -72,6 +73,8 @@ pub(crate) struct Hosted {
     /// Run of the instance.
     pub(crate) run: Option<Run>,
     pub(crate) replica: HostReplica,
+    /// Its record was last seen to say that an outside supervisor runs it.
+    pub(crate) outside: bool,
 }
 
 /// The activator's loop.
@@ -88,6 +91,7 @@ pub(crate) struct Driver {
     /// Handovers that are under way: whether it comes back, and who asked.
     pub(crate) handing: BTreeMap<Slot, (bool, oneshot::Sender<Reply>)>,
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
+    pub(crate) refusals: Refusals,
     pub(crate) ended: bool,
     received: mpsc::UnboundedReceiver<Input>,
     /// Events that effects led to at once.
@@ -121,6 +125,7 @@ impl Driver {
             retiring: BTreeMap::new(),
             handing: BTreeMap::new(),
             takeovers: Vec::new(),
+            refusals: Refusals::default(),
             ended: false,
             received,
             at_once: VecDeque::new(),

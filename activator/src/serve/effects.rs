@@ -11,6 +11,7 @@ use super::ask;
 use super::commands::Reply;
 use super::driver::{Driver, Hosted, OVER};
 use super::replica::HostReplica;
+use dormouse_replica::clock;
 
 impl Driver {
     pub(crate) fn carry_out(&mut self, effect: Effect) {
@@ -90,7 +91,11 @@ impl Driver {
         self.hosts.get(&slot)
     }
 
-    fn publish(&self, slot: Slot, word: Word) {
+    fn publish(&mut self, slot: Slot, word: Word) {
+        if matches!(word, Word::Awake(_)) {
+            self.end_refusals(slot);
+            self.note_outside(slot, false);
+        }
         let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
         let word = match word {
             Word::Asleep => {
@@ -113,12 +118,23 @@ impl Driver {
         self.parts.edge.publish(edge_slot(slot), word);
     }
 
-    fn refuse(&self, slot: Slot, failure: &Failure) {
-        let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+    fn refuse(&mut self, slot: Slot, failure: &Failure) {
+        self.see_outside(slot, failure);
         let reason = refusal(failure.reason);
-        tracing::warn!(host, reason = reason.text(), detail = failure.detail, "refused");
+        if let Some(times) = self.refusals.note(slot, reason, clock::system_now().mono) {
+            let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+            let (reason, detail) = (reason.text(), failure.detail.as_str());
+            tracing::warn!(host, reason, detail, times, "refused");
+        }
         let retry_after_s = u32::try_from(failure.retry_after.secs_up()).unwrap_or(u32::MAX);
         self.parts.edge.refuse(edge_slot(slot), reason, retry_after_s.max(1));
+    }
+
+    fn end_refusals(&mut self, slot: Slot) {
+        if let Some((reason, times)) = self.refusals.end(slot) {
+            let host = self.hosted(slot).map_or("", |hosted| hosted.host.as_str());
+            tracing::info!(host, reason = reason.text(), times, "refused until now");
+        }
     }
 
     /// SIGTERM or SIGKILL; answered when nothing of the instance is left.
@@ -178,6 +194,9 @@ impl Driver {
         let host = self.hosted(slot).map(|hosted| hosted.host.clone()).unwrap_or_default();
         tracing::info!(host, ?how, "handover ended");
         let Some((on, waiting)) = self.handing.remove(&slot) else { return };
+        if how.is_ok() {
+            self.note_outside(slot, !on);
+        }
         let reply = match how {
             Ok(()) if on => Reply::done(format!("{host} is Dormouse's again")),
             Ok(()) => Reply::done(format!(
@@ -191,15 +210,24 @@ impl Driver {
     }
 
     fn retired(&mut self, slot: Slot) {
+        self.end_refusals(slot);
         let Some(hosted) = self.hosts.remove(&slot) else { return };
         self.parts.edge.remove_route(edge_slot(slot));
-        let reply = match self.parts.registry.remove(&hosted.host) {
-            Ok(()) if hosted.replica.is_unclean() => Reply::done(format!(
-                "{} is removed; what it wrote last is NOT in the store: it is kept in {}",
-                hosted.host,
-                self.parts.paths.host_dir(&hosted.host).display()
+        let (host, folder) = (&hosted.host, self.parts.paths.host_dir(&hosted.host));
+        let reply = match self.parts.registry.remove(host) {
+            Ok(()) if hosted.outside => Reply::done(format!(
+                "{host} is removed here. It stays outside: its record in the store still says so, no \
+                 box wakes it, and its supervisor's file stays in {}. To take it back: on the box \
+                 that handed it out, `dormouse add {host} --app {}` and `dormouse hibernate {host} \
+                 --on`",
+                folder.display(),
+                hosted.app_name
             )),
-            Ok(()) => Reply::done(format!("{} is removed; its data stays", hosted.host)),
+            Ok(()) if hosted.replica.is_unclean() => Reply::done(format!(
+                "{host} is removed; what it wrote last is NOT in the store: it is kept in {}",
+                folder.display()
+            )),
+            Ok(()) => Reply::done(format!("{host} is removed; its data stays")),
             Err(error) => Reply::failed(error.to_string()),
         };
         tracing::info!(host = hosted.host, "removed");

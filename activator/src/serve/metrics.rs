@@ -7,7 +7,7 @@ use super::drill::Outcome;
 use super::driver::Driver;
 use super::watched::ReplicaStatus;
 use dormouse_replica::clock;
-use dormouse_store::Count;
+use dormouse_store::{Count, Gate};
 
 /// One figure of a line of the ledger.
 type CostFigure = fn(&Count) -> u64;
@@ -23,7 +23,7 @@ impl Driver {
         }
         let mut states: BTreeMap<&str, u64> = BTreeMap::new();
         for view in self.core.hosts() {
-            let count = states.entry(view.state).or_default();
+            let count = states.entry(self.state_of(&view)).or_default();
             *count = count.saturating_add(1);
         }
         head(&mut text, "dormouse_hosts", "gauge");
@@ -35,6 +35,9 @@ impl Driver {
         line(&mut text, "dormouse_hosts_unsynced", "gauge", "", unsynced);
         let live = self.core.session(clock::system_now()).0 == "live";
         line(&mut text, "dormouse_session_live", "gauge", "", u64::from(live));
+        let usable =
+            matches!(self.parts.store.gate(), Gate::Open) && self.parts.records.trouble().is_none();
+        line(&mut text, "dormouse_store_usable", "gauge", "", u64::from(usable));
         self.replica_metrics(&mut text);
         self.proxy_metrics(&mut text);
         self.store_metrics(&mut text);

@@ -11,7 +11,9 @@ use dormouse_store::{
     AnyStore, Checksums, DirectoryStore, Gate, KeySource, Ledger, S3Settings, S3Store,
 };
 
+use super::records::Records;
 use super::write_durably;
+use dormouse_replica::clock::system_now;
 
 /// How long a start waits for the store's first answer.
 const FIRST_PROBE: Duration = Duration::from_secs(5);
@@ -126,10 +128,13 @@ async fn probe_until_open(store: &AnyStore) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The store as `status` tells it.
-pub(crate) fn told(store: &AnyStore) -> String {
+/// The store as `status` tells it: as the probe saw it, and since then as its records tell.
+pub(crate) fn told(store: &AnyStore, records: &Records) -> String {
     match store.gate() {
-        Gate::Open => store.place(),
+        Gate::Open => match records.trouble() {
+            None => store.place(),
+            Some(trouble) => format!("{}: {}", store.place(), trouble.told(system_now().mono)),
+        },
         Gate::Unknown { why } => format!("{}: away: {why}", store.place()),
         Gate::Refused { why } => format!("{}: refused: {why}", store.place()),
         Gate::Unfit { why } => format!("{}: unfit: {why}", store.place()),

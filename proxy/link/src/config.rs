@@ -12,7 +12,7 @@ mod check;
 mod replica;
 mod span;
 
-pub use check::ConfigError;
+pub use check::{BOX_NAME, ConfigError, is_box_name};
 pub use replica::{Drill, Replica};
 pub use span::Span;
 
@@ -49,7 +49,8 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ThisBox {
-    /// Name in the store's session records: letters, digits, `-`, `.`; at most 64 bytes.
+    /// Name in the store's session records: letters, digits, `-`, `.`; a letter or digit first and last;
+    /// at most 64 bytes.
     pub name: String,
     /// Databases, registry and journal.
     pub data: PathBuf,
@@ -297,7 +298,7 @@ pub enum StoreKind {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Session {
-    /// How long a renewal lasts.
+    /// How long a renewal lasts: 1 s to a day.
     pub ttl: Span,
     /// How long before its end the box stops acting.
     pub margin: Span,

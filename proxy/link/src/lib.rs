@@ -4,6 +4,7 @@
 //! - [`word`]: slots, run numbers, and what a slot's word can say.
 //! - [`protocol`]: the few atomic steps that both sides take, model-checked with loom.
 //! - [`table`]: the memory these steps work on: memfds, their seals, their checks.
+//! - [`told`]: how both tell an error.
 //! - [`message`], [`socket`]: versioned messages over a `SOCK_SEQPACKET` socket, with descriptors.
 //!
 //! Starts no thread, reads no clock, knows no HTTP and no object store.
@@ -23,9 +24,11 @@ pub mod socket;
 mod sync;
 #[cfg(not(loom))]
 pub mod table;
+mod told;
 pub mod word;
 
 pub use protocol::{Counters, Entry, NotStopped, OwnWord, ReadWord, Request};
 #[cfg(loom)]
 pub use sync::with_fences;
+pub use told::told;
 pub use word::{Refusal, RunNumber, Slot, Word};

@@ -54,6 +54,7 @@ pub fn run(bin: &Path, weed: &Path, length: Duration) -> Result<Report> {
     proxy.set(Fault::Refuse);
     let tried_before = world.store_requests()?;
     let begin = now();
+    let place = world.status()?["store"].as_str().context("a store")?.to_owned();
     let mut told = false;
     while now() - begin < length || !told {
         world.sign(HOST, &format!("during {rows}"))?;
@@ -61,7 +62,9 @@ pub fn run(bin: &Path, weed: &Path, length: Duration) -> Result<Report> {
         let (status, host) = (world.status()?, world.host(HOST)?);
         let behind = host["lag_ms"].as_u64().is_some_and(|ms| ms > 500);
         let why = host["replica"].as_str().is_some_and(|text| text.contains("stalled"));
-        told |= status["session"] == "unrenewed" && behind && why;
+        let away = status["store"].as_str().is_some_and(|text| text.contains(": away: "));
+        let counted = world.metrics()?.get("dormouse_store_usable") == Some(&0.0);
+        told |= status["session"] == "unrenewed" && behind && why && away && counted;
         ensure!(now() - begin < length + PATIENCE, "not told: {status} {host}");
         std::thread::park_timeout(Duration::from_millis(20));
     }
@@ -72,6 +75,8 @@ pub fn run(bin: &Path, weed: &Path, length: Duration) -> Result<Report> {
     proxy.set(Fault::None);
     let back = now();
     until(PATIENCE, "the session is live again", || Ok(world.status()?["session"] == "live"))?;
+    ensure!(world.status()?["store"] == place.as_str(), "{}", world.status()?);
+    ensure!(world.metrics()?.get("dormouse_store_usable") == Some(&1.0), "it is usable again");
     world.sign(HOST, "after")?;
     rows += 1;
     until(PATIENCE, "nothing is behind", || Ok(world.host(HOST)?["lag_ms"] == 0))?;

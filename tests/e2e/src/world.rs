@@ -232,6 +232,18 @@ impl World {
         Ok(text(&output.stdout))
     }
 
+    /// Runs a command of `dormouse` that is to end with this exit code; what it said of its error.
+    pub fn dormouse_fails(&self, args: &[&str], code: i32) -> Result<String> {
+        let output = Command::new(self.bin.join("dormouse"))
+            .arg("--config")
+            .arg(self.config())
+            .args(args)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(code), "dormouse {args:?}: {}: {said}", output.status);
+        Ok(said)
+    }
+
     /// Adds a host.
     pub fn add(&self, host: &str, app: &str) -> Result<()> {
         self.dormouse(&["add", host, "--app", app]).map(drop)

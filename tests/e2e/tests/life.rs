@@ -230,12 +230,20 @@ fn another_box_is_refused_until_the_operator_says_that_the_first_is_gone() -> Re
     ensure!(refused.status == 503, "{}", refused.status);
     ensure!(refused.field("x-dormouse-reason") == Some("elsewhere"), "{}", refused.head);
     ensure!(refused.field("retry-after") == Some("3"), "TTL + 1 s: {}", refused.head);
+    for by_hand in ["wake", "sleep"] {
+        let said = second.dormouse_fails(&[by_hand, HOST], 1)?;
+        ensure!(said.contains("box-1 owns"), "{by_hand}: {said}");
+    }
     let alive = second.dormouse(&["takeover", "box-1"]).unwrap_err().to_string();
     ensure!(alive.contains("it lives"), "{alive}");
     first.end_activator(Signal::SIGKILL)?;
     second.dormouse(&["takeover", "box-1"])?;
     until(PATIENCE, "the second box serves it", || Ok(second.get(HOST, "/")?.status == 200))?;
     ensure!(second.names(HOST)? == ["one"], "nothing durable is lost");
+    second.dormouse(&["sleep", HOST])?;
+    second.wait_state(HOST, "asleep")?;
+    second.dormouse(&["sleep", HOST]).context("asleep already is no error")?;
+    ensure!(second.dormouse(&["wake", HOST])?.contains("awake"), "it is waited for");
     // The first comes back: its session is over, its host lives elsewhere.
     first.start_activator()?;
     let refused = first.get(HOST, "/")?;

@@ -97,9 +97,22 @@ fn verify_tells_a_good_replica_from_a_damaged_one_and_leaves_nothing() -> Result
     sleep(&world)?;
     let good = told(&world, &["verify", HOST])?;
     ensure!(good["good"] == true && good["integrity_check"] == "ok", "{good}");
+    // Neither our own disk nor a store that is away says anything of the replica.
+    let drill = world.path("data/.drill");
+    mount(Some("dm"), &drill, Some("tmpfs"), MsFlags::empty(), Some("size=4k"))
+        .context("this test mounts a small file system: run it as root")?;
+    let disk = Mounted(drill);
+    let full = world.dormouse_fails(&["verify", HOST], 1)?;
+    ensure!(full.contains("could not be verified") && full.contains("no room"), "{full}");
+    drop(disk);
+    let (store, aside) = (world.path("store"), world.path("aside"));
+    fs::rename(&store, &aside)?;
+    let away = world.dormouse_fails(&["verify", HOST], 1)?;
+    ensure!(away.contains("could not be verified") && !away.contains("NOT good"), "{away}");
+    fs::rename(&aside, &store)?;
     damage(&world)?;
-    let bad = world.dormouse(&["verify", HOST]).map_err(|error| error.to_string());
-    ensure!(bad.as_ref().is_err_and(|error| error.contains("is NOT good")), "{bad:?}");
+    let bad = world.dormouse_fails(&["verify", HOST], 3)?;
+    ensure!(bad.contains("is NOT good"), "{bad}");
     let left: Vec<_> = fs::read_dir(world.path("data/.drill"))?.collect();
     ensure!(left.is_empty(), "{left:?}");
     world.stop()

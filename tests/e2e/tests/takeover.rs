@@ -76,7 +76,14 @@ fn suspended(mut first: World, mut second: World) -> Result<()> {
     second.start_proxy()?;
     second.add(HOST, "guestbook")?;
     until(PATIENCE, "the second box takes the host", || {
-        Ok(second.get(HOST, "/api/entries")?.status == 200)
+        let answer = second.get(HOST, "/api/entries")?;
+        if answer.field("x-dormouse-reason") == Some("elsewhere") {
+            let told = problem(&second)?;
+            ensure!(told.contains("is taken over in"), "until when it waits: {told}");
+            let wait_s: u64 = answer.field("retry-after").context("when to ask again")?.parse()?;
+            ensure!((1..=5).contains(&wait_s), "TTL + margin, and two seconds: {wait_s} s");
+        }
+        Ok(answer.status == 200)
     })?;
     ensure!(second.names(HOST)? == ["one"], "what was durable, and nothing else");
     second.sign(HOST, "two")?;
@@ -165,20 +172,37 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
         let store = Some(shared.path().to_owned());
         World::started(&bin, &Plan { store, ..plan(&bin, name, "") })
     };
-    let (first, second) = (world("box-1")?, world("box-2")?);
+    let (mut first, second) = (world("box-1")?, world("box-2")?);
     first.add(HOST, "guestbook")?;
     first.sign(HOST, "one")?;
     let said = first.dormouse(&["hibernate", HOST, "--off"])?;
     ensure!(said.contains("outside"), "{said}");
     ensure!(restored(&first)? == ["one"], "everything was uploaded before");
+    // It is told as what it is, before and after a restart and a removal.
+    ensure!(first.host(HOST)?["state"] == "outside", "{}", first.host(HOST)?);
+    ensure!(first.dormouse(&["status"])?.contains("outside"));
+    first.end_activator(Signal::SIGTERM)?;
+    first.start_activator()?;
+    first.wait_state(HOST, "outside")?;
+    let said = first.dormouse(&["rm", HOST])?;
+    ensure!(said.contains("stays outside") && said.contains("--on"), "{said}");
+    first.add(HOST, "guestbook")?;
+    ensure!(first.host(HOST)?["state"] == "outside", "{}", first.host(HOST)?);
     second.add(HOST, "guestbook")?;
     for box_ in [&first, &second] {
         let answer = box_.get(HOST, "/api/entries")?;
         ensure!(answer.status == 503, "no box wakes it: {}", answer.status);
         ensure!(problem(box_)?.contains("outside supervisor"), "{}", problem(box_)?);
+        ensure!(box_.host(HOST)?["state"] == "outside", "{}", box_.host(HOST)?);
+        ensure!(box_.metrics()?.contains_key("dormouse_hosts{state=\"outside\"}"));
+    }
+    for by_hand in ["wake", "sleep"] {
+        let said = first.dormouse_fails(&[by_hand, HOST], 1)?;
+        ensure!(said.contains("outside"), "{by_hand}: {said}");
     }
     let refused = second.dormouse(&["hibernate", HOST, "--on"]);
-    ensure!(refused.is_err_and(|e| e.to_string().contains("box-1")), "not the second box's file");
+    let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(refused.contains("--on` on that box"), "not the second box's file: {refused}");
 
     // The supervisor's app writes, with whatever journal it likes.
     let database = rusqlite::Connection::open(first.database(HOST))?;
@@ -186,6 +210,7 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
     database.close().map_err(|(_, error)| error)?;
 
     first.dormouse(&["hibernate", HOST, "--on"])?;
+    ensure!(first.host(HOST)?["state"] == "asleep", "{}", first.host(HOST)?);
     ensure!(restored(&first)? == ["one", "outside"], "the local file is the truth");
     ensure!(first.names(HOST)? == ["one", "outside"]);
     first.stop()?;

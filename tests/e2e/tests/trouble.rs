@@ -63,6 +63,12 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
         let problem = problem(&world)?;
         ensure!(problem.contains(says), "{problem}");
         ensure!(world.log("activator.log")?.contains(says), "in the log too");
+        for _ in 0..30 {
+            refused(&world, "broken")?;
+        }
+        let log = world.log("activator.log")?;
+        let lines = log.lines().filter(|line| line.contains("refused")).count();
+        ensure!(lines == 1, "clients do not drive the log: {log}");
         world.stop()?;
     }
     Ok(())
@@ -338,6 +344,9 @@ fn an_unknown_host_an_unknown_app_and_a_bad_name_are_told_apart() -> Result<()> 
     world.add(HOST, "guestbook")?;
     let twice = world.dormouse(&["add", HOST, "--app", "guestbook"]).unwrap_err().to_string();
     ensure!(twice.contains("already"), "{twice}");
+    let bill = world.dormouse_fails(&["status", "nobody.test", "--cost"], 1)?;
+    ensure!(bill.contains("nobody.test is not served here"), "{bill}");
+    world.dormouse(&["status", HOST, "--cost"])?;
     world.stop()
 }
 
@@ -432,6 +441,12 @@ fn a_bad_config_names_file_key_and_what_is_allowed() -> Result<()> {
         for part in ["dormouse.toml", "waiter", "expected one of", "waiters_per_host"] {
             ensure!(said.contains(part), "{program} does not say {part:?}: {said}");
         }
+        let nowhere = Command::new(bin.join(program))
+            .args(["--config", "/nowhere"])
+            .args(args.iter().filter(|arg| !arg.is_empty()))
+            .output()?;
+        let said = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+        ensure!(said.matches("os error 2").count() == 1, "{program}: {said}");
     }
     Ok(())
 }

@@ -6,10 +6,11 @@ use alloc::string::String;
 use super::{Context, HostEntry, Lease, Purpose, RETRY_AFTER, State, Tip, Wake};
 use crate::effect::{Effect, Expect, Reason, RecordKey};
 use crate::event::{Answer, Got, StoreProblem, Wrote};
-use crate::ids::{ETag, Generation, Txid};
+use crate::ids::{ETag, Generation, Host, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
-use crate::time::{Mono, Nanos};
+use crate::time::{Mono, Nanos, Now};
+use crate::watch::Judged;
 
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum LeaseStep {
@@ -275,38 +276,50 @@ impl HostEntry {
     ) {
         match got {
             Got::Found { body, etag: tag, age } => match SessionRecord::decode(&body) {
-                Ok(session) if session.is_over(record.owner.epoch) => {
+                Ok(session) if is_given_up(&record, &session) => {
                     self.take(wake, Some((record, etag)), ctx);
                 }
-                Ok(session) => {
-                    let dead = ctx.shared.is_dead(&session, &tag, age, ctx.now);
-                    if dead && ctx.session.may_write(ctx.now) {
+                Ok(session) => match ctx.shared.judge(&session, &tag, age, ctx.now) {
+                    Judged::Dead if ctx.session.may_write(ctx.now) => {
                         self.overthrow(wake, (record, etag), (session, tag), ctx);
-                    } else {
-                        self.elsewhere(wake, &record, ctx);
                     }
-                }
+                    judged @ (Judged::Dead | Judged::Manual | Judged::Watched(_)) => {
+                        self.elsewhere(wake, &record, &judged, ctx);
+                    }
+                },
                 Err(error) => self.fail_wake(Reason::Replica, format!("{error}"), ctx),
             },
-            Got::Absent => self.elsewhere(wake, &record, ctx),
+            Got::Absent => self.elsewhere(wake, &record, &Judged::Manual, ctx),
             Got::Failed(problem) => self.fail_store(&problem, ctx),
         }
     }
 
     /// Another box's session owns it.
-    fn elsewhere(&mut self, wake: Wake, record: &HostRecord, ctx: &mut Context<'_>) {
+    fn elsewhere(
+        &mut self,
+        wake: Wake,
+        record: &HostRecord,
+        judged: &Judged,
+        ctx: &mut Context<'_>,
+    ) {
         if self.purpose == Purpose::Sync && !self.takes_in() {
             // Our copy is a fork: whoever owns the host does not have what was not uploaded.
             return self.begin_fork(wake, record, ctx);
         }
         let name = &record.owner.name;
-        let detail = if ctx.shared.is_automatic() {
-            format!("box {name} owns this host and is alive: wake it there")
-        } else {
-            format!(
+        if record.state == HostState::Outside {
+            let detail = handed_out(record, &self.host, judged, ctx.now);
+            return self.fail_wake(Reason::Elsewhere, detail, ctx);
+        }
+        let detail = match judged {
+            Judged::Watched(watched) => return self.fail_watched(watched.clone(), ctx),
+            Judged::Dead => format!(
+                "box {name} owns this host and is dead; this box's own session is not renewed"
+            ),
+            Judged::Manual => format!(
                 "box {name} owns this host: wake it there, or run `dormouse takeover {name}` when \
                  that box is gone"
-            )
+            ),
         };
         self.fail_wake(Reason::Elsewhere, detail, ctx);
     }
@@ -376,6 +389,32 @@ impl HostEntry {
         self.refuse(Reason::Lost, detail.into(), RETRY_AFTER, ctx);
         self.state = State::Asleep;
     }
+}
+
+/// Whether the session that owned a host is over. What a box handed out stays its own over its restarts:
+/// the file that the supervisor writes is there.
+fn is_given_up(record: &HostRecord, session: &SessionRecord) -> bool {
+    let lives_on = session.id == record.id && !session.has_ended();
+    session.is_over(record.owner.epoch) && !(record.state == HostState::Outside && lives_on)
+}
+
+/// What to do on this box to have a host back that another one handed out.
+fn handed_out(record: &HostRecord, host: &Host, judged: &Judged, now: Now) -> String {
+    let name = &record.owner.name;
+    let then = match judged {
+        Judged::Watched(watched) => {
+            format!(
+                "it is given up in {} s unless it renews its session",
+                watched.left(now).secs_up()
+            )
+        }
+        Judged::Dead | Judged::Manual => format!("first run `dormouse takeover {name}` here"),
+    };
+    format!(
+        "box {name} handed this host to an outside supervisor, and has the file that it writes: run \
+         `dormouse hibernate {host} --on` on that box. Only when that box is gone for good ({then}), \
+         run it here again: the host then goes on from what was uploaded before it was handed out"
+    )
 }
 
 /// The newest file that a cleanly released record names.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::{App, Config, Span, Store, StoreKind};
 
@@ -86,6 +86,7 @@ pub(super) fn check(config: &Config, path: &Path) -> Result<(), ConfigError> {
         .and_then(|()| session(config))
         .and_then(|()| replica(config))
         .and_then(|()| config.store.as_ref().map_or(Ok(()), store))
+        .and_then(|()| apart(config))
         .and_then(|()| config.apps.iter().try_for_each(|(name, an_app)| app(name, an_app)));
     checked.map_err(|(key, problem, allowed)| ConfigError::Value {
         place: path.display().to_string(),
@@ -105,12 +106,55 @@ fn this_box(config: &Config) -> Result<(), Misfit> {
         }
     }
     let name = &this_box.name;
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
-        let allowed = "1 to 64 of letters, digits, - and .";
-        return misfit("box.name", format!("{name:?} cannot be a box's name"), allowed);
+    if !is_box_name(name) {
+        return misfit("box.name", format!("{name:?} cannot be a box's name"), BOX_NAME);
     }
     Ok(())
+}
+
+/// What [`is_box_name`] allows.
+pub const BOX_NAME: &str = "1 to 64 of letters, digits, - and ., a letter or digit first and last";
+
+/// Whether a box may be called so: its name is a file's name in the store, and a word of the command
+/// line.
+#[must_use]
+pub fn is_box_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
+    let ends = |c: char| c.is_ascii_alphanumeric();
+    name.len() <= 64 && name.chars().all(plain) && name.starts_with(ends) && name.ends_with(ends)
+}
+
+/// Neither the store inside the data nor the data inside the store: the one is there for when the other
+/// is lost, and each has names of its own.
+fn apart(config: &Config) -> Result<(), Misfit> {
+    let Some(path) = config.store.as_ref().and_then(|store| store.path.as_ref()) else {
+        return Ok(());
+    };
+    let (store, data) = (lexical(path), lexical(&config.this_box.data));
+    if store.starts_with(&data) || data.starts_with(&store) {
+        let problem = format!(
+            "{:?} and box.data {:?} are one in the other",
+            path.display(),
+            config.this_box.data.display()
+        );
+        return misfit("store.path", problem, "a directory outside box.data, on another disk");
+    }
+    Ok(())
+}
+
+/// Without `.` and `..`, by the words alone.
+fn lexical(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            Component::CurDir => {}
+            Component::Prefix(_) | Component::RootDir | Component::Normal(_) => plain.push(part),
+        }
+    }
+    plain
 }
 
 fn is_address(text: &str) -> bool {
@@ -142,8 +186,17 @@ fn edge(config: &Config) -> Result<(), Misfit> {
     Ok(())
 }
 
+/// Renewals are sent three times in it: fewer than three a second.
+const TTL_MIN: Span = Span::from_secs(1);
+/// A box that is gone keeps its hosts for so long.
+const TTL_MAX: Span = Span::from_secs(86_400);
+
 fn session(config: &Config) -> Result<(), Misfit> {
     let session = &config.session;
+    if !(TTL_MIN..=TTL_MAX).contains(&session.ttl) {
+        let problem = format!("{} is too short or too long", session.ttl);
+        return misfit("session.ttl", problem, "1s to 1d");
+    }
     if session.margin.as_nanos().saturating_mul(2) > session.ttl.as_nanos() {
         let problem = format!("{} is over half of ttl", session.margin);
         return misfit("session.margin", problem, "at most half of session.ttl");
@@ -158,6 +211,14 @@ fn replica(config: &Config) -> Result<(), Misfit> {
         let problem = "a level's window is shorter than that of the level below".to_owned();
         let allowed = "level_1 <= level_2 <= level_3 <= snapshot";
         return misfit("replica.level_1", problem, allowed);
+    }
+    if replica.wal_max_mib == 0 {
+        let problem = "is 0: every commit would be followed by a whole image".to_owned();
+        return misfit("replica.wal_max_mib", problem, "1 or more");
+    }
+    if config.drill.max_mib == 0 {
+        let problem = "is 0: no drill would be done".to_owned();
+        return misfit("drill.max_mib", problem, "1 or more; leave drill.every away for no drills");
     }
     if replica.retention < replica.l0_retention {
         let problem = format!("{} is under l0_retention", replica.retention);
@@ -336,6 +397,27 @@ mod tests {
     fn values_that_do_not_fit_name_key_and_what_is_allowed() {
         for (text, key) in [
             ("[box]\nname = \"a b\"", "box.name"),
+            ("[box]\nname = \"\"", "box.name"),
+            ("[box]\nname = \".\"", "box.name"),
+            ("[box]\nname = \"..\"", "box.name"),
+            ("[box]\nname = \"a/b\"", "box.name"),
+            ("[box]\nname = \"-a\"", "box.name"),
+            ("[box]\nname = \"a.\"", "box.name"),
+            ("[box]\nname = \"a\\u0007\"", "box.name"),
+            ("[session]\nttl = \"2d\"", "session.ttl"),
+            ("[session]\nttl = \"10ms\"\nmargin = \"1ms\"", "session.ttl"),
+            ("[session]\nttl = \"9999999d\"", "ttl"),
+            ("[replica]\nwal_max_mib = 0", "replica.wal_max_mib"),
+            ("[drill]\nmax_mib = 0", "drill.max_mib"),
+            ("[box]\ndata = \"/d\"\n[store]\nkind = \"directory\"\npath = \"/d\"", "store.path"),
+            (
+                "[box]\ndata = \"/d\"\n[store]\nkind = \"directory\"\npath = \"/d/./s\"",
+                "store.path",
+            ),
+            (
+                "[box]\ndata = \"/s/d\"\n[store]\nkind = \"directory\"\npath = \"/x/../s/\"",
+                "store.path",
+            ),
             ("[session]\nttl = \"1s\"\nmargin = \"900ms\"", "session.margin"),
             ("[store]\nkind = \"directory\"", "store.path"),
             ("[store]\nkind = \"s3\"\nregion = \"us-east-1\"", "store.bucket"),
@@ -375,6 +457,13 @@ mod tests {
             let error = load(text, &[]).unwrap_err();
             assert!(error.contains(key) && error.contains("allowed:"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_store_beside_the_data_and_no_kept_uploads_are_good() {
+        let text = "[box]\ndata = \"/srv/data\"\nname = \"box-1.eu\"\n[replica]\nlocal_mib = 0\n\
+                    [store]\nkind = \"directory\"\npath = \"/srv/data-store\"";
+        load(text, &[]).unwrap();
     }
 
     #[test]

@@ -22,9 +22,10 @@ pub struct Replica {
     pub audit: Span,
     /// How far back a restore to a time is possible.
     pub retention: Span,
-    /// MiB of uploads that a host keeps on the local disk until they are gathered.
+    /// MiB of uploads that a host keeps on the local disk until they are gathered; 0: none, they are read
+    /// back from the store.
     pub local_mib: u32,
-    /// MiB of WAL past which the read lock is let go, so that the app can reuse its WAL.
+    /// MiB of WAL past which the read lock is let go, so that the app can reuse its WAL; 1 or more.
     pub wal_max_mib: u32,
     /// MiB of free disk below which the same happens.
     pub disk_free_min_mib: u32,

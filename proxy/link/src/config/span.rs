@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A duration written as a whole number and a unit: `200ms`, `30s`, `15m`, `2h`, `1d`.
+/// A duration written as a whole number and a unit: `200ms`, `30s`, `15m`, `2h`, `1d`. At least 1 ms,
+/// at most 3650 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(Duration);
 
@@ -42,7 +43,11 @@ impl Span {
     }
 }
 
-const ALLOWED: &str = "a whole number above 0 with a unit: ms, s, m, h or d (for example \"15m\")";
+/// Ten years. Times this, and sums of a few of these with a clock, stay far below 2⁶⁴ nanoseconds.
+const MAX_MS: u64 = 3650 * 86_400_000;
+
+const ALLOWED: &str = "a whole number above 0 with a unit: ms, s, m, h or d (for example \"15m\"), at most \
+                       3650d";
 
 impl FromStr for Span {
     type Err = String;
@@ -61,7 +66,7 @@ impl FromStr for Span {
             _ => return Err(bad()),
         };
         match count.checked_mul(unit_ms) {
-            Some(millis) if millis > 0 => Ok(Self::from_millis(millis)),
+            Some(millis @ 1..=MAX_MS) => Ok(Self::from_millis(millis)),
             _ => Err(bad()),
         }
     }
@@ -98,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_number_with_a_unit_is_a_duration_and_prints_as_one() {
-        for text in ["200ms", "90s", "15m", "2h", "3d"] {
+        for text in ["200ms", "90s", "15m", "2h", "3d", "3650d"] {
             let span: Span = text.parse().unwrap();
             assert_eq!(span.to_string(), text);
         }
@@ -106,7 +111,18 @@ mod tests {
 
     #[test]
     fn anything_else_says_what_is_allowed() {
-        for text in ["", "15", "m", "0s", "-1s", "1.5s", "1 s", "99999999999999999999d"] {
+        for text in [
+            "",
+            "15",
+            "m",
+            "0s",
+            "-1s",
+            "1.5s",
+            "1 s",
+            "99999999999999999999d",
+            "9999999d",
+            "3651d",
+        ] {
             let error = text.parse::<Span>().unwrap_err();
             assert!(error.contains("allowed:"), "{text}: {error}");
         }
