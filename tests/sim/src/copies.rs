@@ -121,6 +121,9 @@ impl World {
             position.generation = view.and_then(|v| v.generation).unwrap_or_default();
             position.clean = true;
             position.file = file;
+            if let Some(newest) = self.store.newest(&host) {
+                (position.txid, position.etag) = (newest.tip.txid, newest.tip.etag);
+            }
             seen.wal_bytes = 0;
         }
         if self.breaks(Sabotage::NewestAssumedOwn) {

@@ -16,17 +16,20 @@ use nix::sys::statvfs::statvfs;
 use rusqlite::Connection;
 
 use super::error::FollowError;
-use super::{CHECKPOINT_PAGES, CHECKPOINT_PAGES_MAX, Follower, ImageWhy, Place, Source};
+use super::shm::Seen;
+use super::{
+    CHECKPOINT_PAGES, Follower, GUARD_PAGES, ImageWhy, Place, Source, WAL_BYTES_LONG, WalSize,
+};
 use crate::ltx::{WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 
 impl Follower {
     /// Checkpoints when the WAL has grown enough since the last try.
     pub fn maintain(&mut self) -> Result<(), FollowError> {
         let Place::Held(end) = self.place else { return Ok(()) };
-        if !self.is_long(end.offset) {
+        if !self.is_long(end.offset, end.salts.0) {
             return Ok(());
         }
-        self.tried_at = end.offset;
+        self.tried = Some(end);
         self.seal()?;
         self.keep_limits()
     }
@@ -49,6 +52,26 @@ impl Follower {
         self.database.run(&self.reader, "read lock", "COMMIT")
     }
 
+    /// While commits keep coming: keeps the app from trying checkpoints that our lock makes vain.
+    pub fn keep_checkpoints_out(&mut self) {
+        let seen = self.index.seen().unwrap_or_default();
+        if seen.frames >= GUARD_PAGES {
+            // Without it the app is slower, and nothing else.
+            self.index.keep_checkpoints_out().ok();
+        }
+    }
+
+    /// A pause of the writer, or a checkpoint of ours.
+    pub fn let_checkpoints(&mut self) -> Result<(), FollowError> {
+        self.index.let_checkpoints().map_err(|error| FollowError::io(self.database.path(), error))
+    }
+
+    /// Whether the app's checkpoints are kept out.
+    #[must_use]
+    pub const fn keeps_checkpoints_out(&self) -> bool {
+        self.index.keeps_checkpoints_out()
+    }
+
     /// Room for the spool.
     pub(super) fn disk_free(&self) -> Result<u64, FollowError> {
         let stat = statvfs(&self.state_dir)
@@ -56,27 +79,25 @@ impl Follower {
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 
-    /// The WAL file is so long that [`Follower::maintain`] may have work.
+    /// How long the WAL is, as far as checkpoints go.
     #[must_use]
-    pub fn wal_is_long(&self) -> bool {
-        self.is_long(self.wal_len())
+    pub fn wal_size(&mut self) -> WalSize {
+        let Seen { frames, salt } = self.index.seen().unwrap_or_default();
+        let len = self.frames_len(frames);
+        if !self.is_long(len, salt) {
+            WalSize::Short
+        } else if len > WAL_BYTES_LONG.min(self.limits.wal_bytes_max) {
+            WalSize::TooLong
+        } else {
+            WalSize::Long
+        }
     }
 
-    /// It is so long that a writer that makes no pause must be held up for it.
-    #[must_use]
-    pub fn wal_is_too_long(&self) -> bool {
-        let len = self.wal_len();
-        let is_due = len.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES_MAX);
-        self.is_long(len) && (is_due || len > self.limits.wal_bytes_max)
-    }
-
-    fn wal_len(&self) -> u64 {
-        let wal = std::fs::symlink_metadata(self.database.wal_path());
-        wal.map_or(0, |stat| stat.len())
-    }
-
-    fn is_long(&self, offset: u64) -> bool {
-        offset.saturating_sub(self.tried_at) >= self.frames_len(CHECKPOINT_PAGES)
+    /// There is much more than at the last try of a checkpoint in this generation.
+    fn is_long(&self, len: u64, salt: u32) -> bool {
+        let tried = self.tried.filter(|end| end.salts.0 == salt);
+        let new = len.saturating_sub(tried.map_or(0, |end| end.offset));
+        new >= self.frames_len(CHECKPOINT_PAGES)
     }
 
     fn frames_len(&self, frames: u64) -> u64 {
@@ -85,6 +106,7 @@ impl Follower {
 
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
     pub fn seal(&mut self) -> Result<(), FollowError> {
+        self.let_checkpoints()?;
         let mut barrier = self.database.connect()?;
         self.poll()?;
         self.carry_pending()?;
@@ -101,7 +123,6 @@ impl Follower {
         let (is_complete, _) = self.relock()?;
         self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
         self.locked_at = end.offset;
-        self.blocks_backfill = is_complete;
         self.database.run(&barrier, "write barrier", "ROLLBACK")
     }
 
@@ -166,14 +187,7 @@ impl Follower {
         self.database.lock(spare)?;
         std::mem::swap(&mut self.reader, spare);
         self.locked_at = end.offset;
-        self.blocks_backfill = false;
         self.database.run(spare, "read lock", "COMMIT")
-    }
-
-    /// Moves the read lock forward with a connection of its own.
-    pub(super) fn advance_anew(&mut self) -> Result<(), FollowError> {
-        let mut spare = self.database.connect()?;
-        self.advance(&mut spare)
     }
 
     /// Takes pending pages out of the WAL.
@@ -235,6 +249,7 @@ impl Follower {
     /// The database file then is what the newest L0 says.
     pub fn close_clean(mut self) -> Result<(), FollowError> {
         use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+        self.let_checkpoints()?;
         if !self.reader.is_autocommit() {
             self.database.run(&self.reader, "read lock", "COMMIT")?;
         }

@@ -19,6 +19,7 @@ pub(super) struct Image {
 impl Follower {
     /// Takes a stable view of the whole database under a short write barrier.
     pub(super) fn view(&mut self) -> Result<(Image, Place), FollowError> {
+        self.let_checkpoints()?;
         let mut barrier = self.database.connect()?;
         // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
         self.backfill_pinned(&barrier)?;
@@ -37,8 +38,7 @@ impl Follower {
             None => (BTreeMap::new(), Place::Lost(ImageWhy::WalGone)),
         };
         self.locked_at = end.map_or(0, |end| end.offset);
-        self.tried_at = self.locked_at;
-        self.blocks_backfill = is_complete;
+        self.tried = end;
         self.database.run(&barrier, "write barrier", "ROLLBACK")?;
         Ok((Image { frames, page_count, end }, place))
     }

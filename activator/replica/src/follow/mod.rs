@@ -13,6 +13,7 @@ mod database;
 mod error;
 mod image;
 mod mark;
+mod shm;
 mod write;
 
 use std::collections::BTreeMap;
@@ -29,13 +30,15 @@ pub use mark::WalMark;
 use crate::ltx::{PageSize, Pgno};
 use crate::wal::{WalEnd, WalHeader};
 use carry::Carry;
+use shm::WalIndex;
 
 /// WAL pages after which a checkpoint is worth its barrier (the default of `SQLite` itself).
 pub const CHECKPOINT_PAGES: u64 = 1000;
-/// WAL pages after which it is not put off any more until the writer makes a pause: a writer that
+/// Bytes of WAL after which it is not put off any more until the writer makes a pause: a writer that
 /// meets the barrier waits for whole milliseconds by `SQLite`'s own steps.
-pub const CHECKPOINT_PAGES_MAX: u64 = 4 * CHECKPOINT_PAGES;
-
+const WAL_BYTES_LONG: u64 = 256 << 20;
+/// WAL pages after which the app's own checkpoints are kept out while it writes.
+const GUARD_PAGES: u64 = 64;
 /// Why the next L0 must be a full image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageWhy {
@@ -68,6 +71,17 @@ impl Default for Limits {
     fn default() -> Self {
         Self { wal_bytes_max: 1 << 30, disk_free_min: 64 << 20 }
     }
+}
+
+/// How long the WAL is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WalSize {
+    /// No checkpoint is worth it.
+    Short,
+    /// One is worth it at the writer's next pause.
+    Long,
+    /// One is due.
+    TooLong,
 }
 
 /// Where in the WAL we are.
@@ -140,18 +154,16 @@ pub struct Follower {
     place: Place,
     /// Offset up to which frames were copied when the read transaction began.
     locked_at: u64,
-    /// The lock is that of a finished WAL: nobody can backfill the frames that came since, and
-    /// the app's own checkpoint after each commit would sort the whole WAL in vain.
-    blocks_backfill: bool,
-    /// Offset of the last try of a checkpoint in this generation.
-    tried_at: u64,
+    /// End of the WAL at the last try of a checkpoint.
+    tried: Option<WalEnd>,
     pending: Option<Pending>,
     carry: Carry,
     /// Pages of the database after the newest L0.
     page_count: u32,
     state_dir: PathBuf,
     limits: Limits,
-    /// Last: closed after the connections, or their locks would go.
+    /// These last: closed after the connections, or their locks would go.
+    index: WalIndex,
     database: Database,
 }
 
@@ -175,13 +187,13 @@ impl Follower {
             page_size,
             place,
             locked_at: 0,
-            blocks_backfill: true,
-            tried_at: 0,
+            tried: None,
             pending: None,
             carry: Carry::new(state_dir),
             page_count,
             state_dir: state_dir.to_owned(),
             limits: Limits::default(),
+            index: WalIndex::of(database.path()),
             database,
         })
     }
@@ -287,13 +299,9 @@ impl Follower {
         if let Some(scan) = scan {
             if from.offset == header.start().offset {
                 self.locked_at = 0;
-                self.tried_at = 0;
             }
             self.take(scan.pages, scan.commit, from.offset, scan.end);
             self.place = Place::Held(scan.end);
-            if self.blocks_backfill {
-                self.advance_anew()?;
-            }
         }
         Ok(self.has_pending())
     }

@@ -293,7 +293,7 @@ async fn past_a_bound_the_lock_is_let_go_and_a_full_image_follows() {
         reader.execute_batch("BEGIN; SELECT count(*) FROM t").unwrap();
         insert(&app, 2000, 500);
         follower.poll().unwrap();
-        assert!(follower.wal_is_long());
+        assert_ne!(follower.wal_size(), WalSize::Short);
         follower.maintain().unwrap();
         assert_eq!(follower.image_needed(), Some(why));
         assert!(follower.reader.is_autocommit(), "the lock is gone");
@@ -460,4 +460,60 @@ fn child_process() {
             app.pragma_update(None, "busy_timeout", 5000).unwrap();
         }
     }
+}
+
+/// What `PRAGMA wal_checkpoint` says of being busy.
+fn tries_checkpoint(app: &Connection) -> bool {
+    app.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |row| row.get::<_, i64>(0)).unwrap() == 0
+}
+
+#[tokio::test]
+async fn while_an_app_writes_much_its_checkpoints_are_kept_out_and_in_a_pause_they_are_not() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    insert(&app, 10, 100);
+    follower.keep_checkpoints_out();
+    assert!(!follower.keeps_checkpoints_out(), "a short WAL is the app's own affair");
+    insert(&app, 300, 4000);
+    follower.keep_checkpoints_out();
+    assert!(follower.keeps_checkpoints_out() && !tries_checkpoint(&app));
+    follower.let_checkpoints().unwrap();
+    assert!(tries_checkpoint(&app));
+    // Ours needs the same lock.
+    follower.keep_checkpoints_out();
+    follower.seal().unwrap();
+    assert!(!follower.keeps_checkpoints_out());
+    world.ship(&mut follower).await;
+    // It ends with the follower.
+    insert(&app, 300, 4000);
+    follower.keep_checkpoints_out();
+    drop(follower);
+    assert!(tries_checkpoint(&app));
+}
+
+#[tokio::test]
+async fn a_wal_that_began_anew_is_as_long_as_its_index_says() {
+    let mut world = World::new();
+    let app = world.app(4096);
+    let mut follower = world.follow(false);
+    world.ship(&mut follower).await;
+    insert(&app, 1500, 4000);
+    assert_eq!(follower.wal_size(), WalSize::Long);
+    follower.poll().unwrap();
+    follower.maintain().unwrap();
+    world.ship(&mut follower).await;
+    insert(&app, 1, 10);
+    let wal = std::fs::metadata(wal_path(&world.db())).unwrap().len();
+    assert!(wal > 1500 * 4096, "the file keeps its length: {wal}");
+    assert_eq!(follower.wal_size(), WalSize::Short);
+    insert(&app, 1500, 4000);
+    assert_eq!(follower.wal_size(), WalSize::Long);
+    follower.set_limits(Limits { wal_bytes_max: 1 << 20, ..Limits::default() });
+    assert_eq!(follower.wal_size(), WalSize::TooLong);
+    world.ship(&mut follower).await;
+    drop(app);
+    follower.close_clean().unwrap();
+    world.assert_restore_is_identical().await;
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::gather::{Gatherer, Outcome};
 use super::{Base, Command, Event, Finished, Replica, Settings, State, Status, open_follower};
-use crate::follow::{FollowError, Follower, ImageWhy, SpooledFile};
+use crate::follow::{FollowError, Follower, SpooledFile, WalSize};
 use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
 use crate::watch::Subscription;
@@ -56,11 +56,13 @@ pub(super) struct Driver<S> {
     place: Place<S>,
     pub(super) settings: Settings,
     pub(super) follower: Option<Follower>,
-    uploader: Uploader,
+    pub(super) uploader: Uploader,
     subscription: Subscription,
     watch: Watch,
     /// When a checkpoint is due, should the writer make a pause until then.
     pause: Option<Mono>,
+    /// Since when a checkpoint waits for a pause.
+    pub(super) long_since: Option<Mono>,
     attach: Option<(Mono, Nanos)>,
     /// Of the chain so far.
     page_size: Option<PageSize>,
@@ -105,6 +107,7 @@ impl<S: Store> Driver<S> {
             subscription,
             watch: Watch::Rearm(now.mono),
             pause: None,
+            long_since: None,
             attach,
             in_flight: None,
             asked_since: None,
@@ -201,8 +204,9 @@ impl<S: Store> Driver<S> {
         if self.uploader.dirty_since().is_none() {
             self.step(UploadInput::Committed).await;
         }
-        if self.follower.as_ref().is_some_and(Follower::wal_is_too_long) {
-            self.maintain().await;
+        self.look_at_length().await;
+        if let Some(follower) = &mut self.follower {
+            follower.keep_checkpoints_out();
         }
     }
 
@@ -219,7 +223,7 @@ impl<S: Store> Driver<S> {
         }
         if self.pause.is_some_and(|at| at <= now.mono) {
             self.pause = None;
-            self.maintain().await;
+            self.on_pause().await;
         }
         self.step(UploadInput::Tick).await;
         // Last: an L0 is never kept waiting.
@@ -241,7 +245,9 @@ impl<S: Store> Driver<S> {
         if self.uploader.dirty_since().is_none() {
             self.look().await;
         }
-        if self.follower.as_ref().is_some_and(Follower::wal_is_long) {
+        if self.follower.as_mut().is_some_and(|follower| {
+            follower.keeps_checkpoints_out() || follower.wal_size() != WalSize::Short
+        }) {
             self.pause = Some(self.now().mono + PAUSE);
         }
     }
@@ -251,26 +257,6 @@ impl<S: Store> Driver<S> {
             Some(Ok(true)) => self.step(UploadInput::Committed).await,
             Some(Ok(false)) | None => (),
             Some(Err(error)) => self.detach(&error),
-        }
-    }
-
-    async fn maintain(&mut self) {
-        let result = self
-            .blocking(|follower| {
-                follower.poll()?;
-                follower.maintain()
-            })
-            .await;
-        match result {
-            Some(Ok(()) | Err(FollowError::Locked { .. })) | None => (),
-            Some(Err(error)) => return self.detach(&error),
-        }
-        let lost = self.follower.as_ref().and_then(Follower::image_needed);
-        if let Some(why @ (ImageWhy::WalTooLong | ImageWhy::DiskLow)) = lost {
-            self.trouble(format!("the read lock was let go ({why:?}): a full image follows"));
-        }
-        if lost.is_some() && self.uploader.dirty_since().is_none() {
-            self.step(UploadInput::Committed).await;
         }
     }
 
@@ -296,7 +282,7 @@ impl<S: Store> Driver<S> {
     }
 
     /// The database cannot be followed: says why, and tries again from a full image.
-    fn detach(&mut self, error: &FollowError) {
+    pub(super) fn detach(&mut self, error: &FollowError) {
         self.follower = None;
         let reason = error.to_string();
         if self.detached.as_ref() != Some(&reason) {
@@ -409,9 +395,7 @@ impl<S: Store> Driver<S> {
                 self.step(UploadInput::Compared(standing)).await;
             }
         }
-        if self.follower.as_ref().is_some_and(Follower::wal_is_too_long) {
-            self.maintain().await;
-        }
+        self.look_at_length().await;
         if self.is_settled() && self.watch != Watch::Armed {
             // Quiet again: the next commit need not wait for the pause to end.
             self.watch = Watch::Rearm(self.now().mono);
@@ -513,7 +497,7 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    fn trouble(&mut self, why: String) {
+    pub(super) fn trouble(&mut self, why: String) {
         if self.trouble.as_ref() != Some(&why) {
             self.send(Event::Stalled { reason: why.clone() });
         }
@@ -555,7 +539,7 @@ impl<S: Store> Driver<S> {
         });
     }
 
-    fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         (self.settings.clock)()
     }
 }

@@ -10,7 +10,7 @@
 mod driver;
 mod finish;
 mod gather;
-mod repair;
+mod upkeep;
 
 use std::path::PathBuf;
 use std::sync::Arc;
