@@ -22,6 +22,11 @@ use super::{
 };
 use crate::ltx::{WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 
+/// Pages that a writer is held up for.
+const REST_PAGES: u64 = 500;
+/// Rounds beside a writer that is faster than the disk.
+const BACKFILLS_MAX: u32 = 2;
+
 impl Follower {
     /// Checkpoints when the WAL has grown enough since the last try.
     pub fn maintain(&mut self) -> Result<(), FollowError> {
@@ -108,9 +113,15 @@ impl Follower {
     pub fn seal(&mut self) -> Result<(), FollowError> {
         self.let_checkpoints()?;
         let mut barrier = self.database.connect()?;
-        self.poll()?;
-        self.carry_pending()?;
-        self.backfill_most(&mut barrier)?;
+        for _ in 0..BACKFILLS_MAX {
+            self.poll()?;
+            self.carry_pending()?;
+            self.backfill_most(&mut barrier)?;
+            let seen = self.index.seen().unwrap_or_default();
+            if seen.frames.saturating_sub(self.frames().unwrap_or(0)) < REST_PAGES {
+                break;
+            }
+        }
         match self.database.barrier(&mut barrier) {
             Ok(()) => (),
             // A long write transaction of the app: the next try comes with the next growth.

@@ -36,7 +36,7 @@ use shm::WalIndex;
 pub const CHECKPOINT_PAGES: u64 = 1000;
 /// Bytes of WAL after which it is not put off any more until the writer makes a pause: a writer that
 /// meets the barrier waits for whole milliseconds by `SQLite`'s own steps.
-const WAL_BYTES_LONG: u64 = 256 << 20;
+const WAL_BYTES_LONG: u64 = 128 << 20;
 /// WAL pages after which the app's own checkpoints are kept out while it writes.
 const GUARD_PAGES: u64 = 64;
 /// Why the next L0 must be a full image.
