@@ -236,9 +236,9 @@ impl<E: Engine> Client<E> {
         if self.conn.wants_upstream() {
             let size = if self.conn.is_streaming() { BODY_READ } else { HEAD_READ };
             match upstream.stream.poll_read(cx, self.conn.from_upstream().tail(), size) {
-                Poll::Ready(Ok(0)) => self.conn.upstream_closed(true),
                 // What it has done may be nowhere but here, while another box serves the host.
-                Poll::Ready(Ok(_)) if !upstream.counts() => return Err(Expired),
+                Poll::Ready(_) if !upstream.counts() => return Err(Expired),
+                Poll::Ready(Ok(0)) => self.conn.upstream_closed(true),
                 Poll::Ready(Ok(_)) => (),
                 Poll::Ready(Err(_)) => self.conn.upstream_closed(false),
                 Poll::Pending => return Ok(moved),
