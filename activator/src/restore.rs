@@ -15,6 +15,7 @@ use dormouse_replica::verify;
 use dormouse_store::AnyStore;
 
 use crate::cli::{print_value, tell};
+use crate::serve::paths::Paths;
 use crate::serve::{open_store, random_u64};
 
 /// How often a terminal hears of the progress.
@@ -151,8 +152,15 @@ pub(crate) async fn verify(
     let done = shown(work, &progress).await;
     let done = match done {
         Err(error) if error.blames_replica() => {
+            let next = match (wanted.target, Paths::of(&config.this_box)) {
+                (Target::Latest, paths) if paths.mark_damaged(&wanted.host).unwrap_or(false) => {
+                    "; its next visit on this box uploads a whole image"
+                }
+                (Target::Latest | Target::Txid(_) | Target::Timestamp(_), _) => "",
+            };
+            let host = &wanted.host;
             // Nobody may listen.
-            drop(writeln!(std::io::stderr(), "dormouse: {} is NOT good: {error}", wanted.host));
+            drop(writeln!(std::io::stderr(), "dormouse: {host} is NOT good: {error}{next}"));
             return Ok(ExitCode::from(NOT_GOOD));
         }
         done => done.with_context(not_done)?,

@@ -38,7 +38,7 @@ mod keeper;
 mod link;
 mod metrics;
 mod outside;
-mod paths;
+pub(crate) mod paths;
 mod records;
 mod refusals;
 mod replica;

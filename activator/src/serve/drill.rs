@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use dormouse_core::ids::Host;
 use dormouse_replica::clock::system_now;
-use dormouse_replica::levels;
 use dormouse_replica::put::Place;
 use dormouse_replica::restore::{Progress, Target};
 use dormouse_replica::verify::{Verified, verify};
@@ -195,12 +194,8 @@ impl Task {
 
     /// Its next visit mends it, if the copy on this box is the newest.
     async fn mark(&self, host: &str) {
-        let state_dir = self.paths.state_dir(host);
-        let marked = tokio::task::spawn_blocking(move || match fs::symlink_metadata(&state_dir) {
-            Ok(_) => levels::mark_damaged(&state_dir),
-            // Never awake on this box.
-            Err(_) => Ok(()),
-        });
+        let (paths, named) = (self.paths.clone(), host.to_owned());
+        let marked = tokio::task::spawn_blocking(move || paths.mark_damaged(&named));
         if let Ok(Err(error)) = marked.await {
             tracing::warn!(host, %error, "the host cannot be marked to be mended");
         }

@@ -44,6 +44,17 @@ impl Paths {
         self.data.join(".state").join(host)
     }
 
+    /// A host's replica was found to be damaged: its next visit on this box mends it. False where the
+    /// host was never awake here.
+    pub(crate) fn mark_damaged(&self, host: &str) -> io::Result<bool> {
+        let state_dir = self.state_dir(host);
+        match fs::symlink_metadata(&state_dir) {
+            Ok(_) => dormouse_replica::levels::mark_damaged(&state_dir).map(|()| true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) fn database(&self, host: &str, app: &App) -> PathBuf {
         self.host_dir(host).join(&app.db)
     }

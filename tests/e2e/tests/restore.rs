@@ -115,6 +115,10 @@ fn verify_tells_a_good_replica_from_a_damaged_one_and_leaves_nothing() -> Result
     ensure!(bad.contains("is NOT good"), "{bad}");
     let left: Vec<_> = fs::read_dir(world.path("data/.drill"))?.collect();
     ensure!(left.is_empty(), "{left:?}");
+    // The next visit mends it: the copy on this box is the newest.
+    ensure!(bad.contains("its next visit"), "{bad}");
+    ensure!(world.names(HOST)? == ["one"]);
+    until(PATIENCE, "it is good again", || Ok(world.dormouse(&["verify", HOST]).is_ok()))?;
     world.stop()
 }
 

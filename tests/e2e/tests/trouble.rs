@@ -493,3 +493,39 @@ fn a_reader_that_has_enough_is_no_error_of_a_command() -> Result<()> {
     ensure!(error.contains("cannot be a box's name"), "{error}");
     world.stop()
 }
+
+#[test]
+fn a_wal_past_its_cap_lets_the_app_reuse_it_and_a_whole_image_follows() -> Result<()> {
+    let bin = programs()?;
+    let config = format!("{}[replica]\nwal_max_mib = 1\n", World::guestbook(&bin, "path"));
+    let world = World::started(&bin, &Plan { config, ..Plan::default() })?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    // A reader that never ends: no checkpoint completes.
+    let reader = rusqlite::Connection::open(world.database(HOST))?;
+    reader.execute_batch("BEGIN")?;
+    reader.query_row("SELECT count(*) FROM entries", (), |row| row.get::<_, i64>(0))?;
+    let writer = rusqlite::Connection::open(world.database(HOST))?;
+    writer.busy_timeout(PATIENCE)?;
+    let let_go = || {
+        writer.execute_batch(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400)
+             INSERT INTO entries (name, text) SELECT 'bulk', hex(randomblob(2000)) FROM n",
+        )?;
+        Ok(world.log("activator.log")?.contains("WalTooLong"))
+    };
+    until(PATIENCE, "the read lock is let go, and said to be", let_go)?;
+    drop(writer);
+    drop(reader);
+    let rows = world.names_all(HOST)?.len();
+    until(PATIENCE, "everything is uploaded", || {
+        let host = world.host(HOST)?;
+        Ok(host["lag_ms"] == 0 && host["replica"] == "following")
+    })?;
+    world.dormouse(&["sleep", HOST])?;
+    world.wait_state(HOST, "asleep")?;
+    world.lose_copy(HOST)?;
+    ensure!(world.get(HOST, "/healthz")?.status == 200);
+    ensure!(world.names_all(HOST)?.len() == rows, "{rows} rows");
+    world.stop()
+}
