@@ -1,4 +1,4 @@
-//! What must hold before a commit: format, lints, tidy, licences, the bounded model check.
+//! What must hold before a commit: format, lints, tidy, licences, docs, the bounded model check.
 
 use anyhow::{Result, bail};
 
@@ -9,11 +9,12 @@ use crate::tidy;
 pub(crate) type Part = (&'static str, fn() -> Result<()>);
 
 /// All parts, in order.
-pub(crate) const PARTS: [Part; 5] = [
+pub(crate) const PARTS: [Part; 6] = [
     ("format", format),
     ("tidy", tidy::run),
     ("licences and duplicates", tidy::deny),
     ("lints", lints),
+    ("documentation", docs),
     ("wake table model", loom),
 ];
 
@@ -47,6 +48,12 @@ fn format() -> Result<()> {
 fn lints() -> Result<()> {
     let args = ["clippy", "--quiet", "--workspace", "--all-targets", "--locked", "--"];
     crate::shell::run(cargo(&args).args(["-D", "warnings"]))
+}
+
+/// Links that lead nowhere.
+fn docs() -> Result<()> {
+    let mut command = cargo(&["doc", "--quiet", "--workspace", "--no-deps", "--locked"]);
+    crate::shell::run(command.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// Two preemptions find every violation that was ever found; `soak loom` has no bound.

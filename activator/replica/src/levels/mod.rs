@@ -2,7 +2,7 @@
 //! level below, 9 holds whole images; what they cover is deleted once it is old enough.
 //!
 //! [`Inventory`] is what the store holds as far as its writer knows, and decides by that alone what
-//! is due, so that nothing is listed while the writer knows what it wrote. [`Worker`] carries one
+//! is due, so that nothing is listed while the writer knows what it wrote. `Worker` carries one
 //! [`Job`] out. Everything is built from acknowledged files, write-once; an L0 goes only when a
 //! higher level covers it and it is old enough, never the newest, never a fence.
 //!

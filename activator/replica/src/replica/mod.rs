@@ -163,7 +163,7 @@ pub struct Status {
     pub compaction: Option<String>,
 }
 
-/// How [`Replica::finish`] ended.
+/// How [`Running::finish`] ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// Newest acknowledged L0.
