@@ -35,7 +35,7 @@ pub(crate) struct Upstream<E: Engine> {
 impl<E: Engine> Upstream<E> {
     /// Whether it may be sent to, and be believed.
     fn counts(&self) -> bool {
-        !self.host.as_ref().is_some_and(|host| host.is_past_deadline())
+        self.host.as_ref().is_none_or(|host| host.believes(self.run))
     }
 }
 

@@ -112,6 +112,19 @@ impl<S: dormouse_ring::Stream> HostState<S> {
         self.place.borrow().table.view.deadline().is_some_and(clock::has_passed)
     }
 
+    /// Whether an answer of this run may still be passed on. Where sessions end by time, not past the
+    /// deadline, nor once the run was fenced: a session that was taken anew has a deadline ahead.
+    pub(crate) fn believes(&self, run: RunNumber) -> bool {
+        let Some(deadline) = self.place.borrow().table.view.deadline() else { return true };
+        if clock::has_passed(deadline) {
+            return false;
+        }
+        match self.peek() {
+            Word::Awake { run: current } | Word::Stopping { run: current } => current == run,
+            Word::Asleep | Word::Waking | Word::Refusing { .. } => false,
+        }
+    }
+
     /// Counts a request in, if the host is awake.
     pub(crate) fn enter(self: &Rc<Self>) -> Result<(RunNumber, Counted<S>), Word> {
         let place = self.place.borrow();

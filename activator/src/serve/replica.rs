@@ -17,7 +17,7 @@ use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
 use dormouse_replica::follow::{self, FollowError, Limits};
-use dormouse_replica::levels::{Budget, LevelSettings};
+use dormouse_replica::levels::{self, Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
@@ -252,6 +252,7 @@ impl HostReplica {
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
             let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
             let made = blocking(move || {
+                note_change(&database, &state_dir)?;
                 Fence::image(&database, &state_dir, txid, &nonce, wall_ms())
                     .map_err(|error| error.to_string())
             });
@@ -463,6 +464,26 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Stands for "there is no such file".
 const NO_FILE: FileId = FileId { inode: 0, size: 0, ctime_ns: 0 };
+
+/// A database whose pages have another size does not fit to the files before it: until a snapshot is
+/// there, no restore gets past it. So the visit makes one.
+fn note_change(database: &Path, state_dir: &Path) -> Result<(), String> {
+    let text = |error: position_file::PositionFileError| error.to_string();
+    let Some(position) = position_file::load(state_dir).map_err(text)? else { return Ok(()) };
+    if position.clean && inspect::stat(database).map_err(text)? != Some(position.file) {
+        tracing::warn!(
+            database = %database.display(),
+            before = %position.txid,
+            "the database was changed while its host slept: it is taken as it is, and uploaded; what \
+             was there before is restored by its TXID"
+        );
+    }
+    let size = follow::page_size(database).map_err(|error| error.to_string())?;
+    if position.txid > Txid(0) && ![0, size].contains(&position.page_size) {
+        levels::mark_damaged(state_dir).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
 
 fn failed(problem: ReplicaProblem) -> Answer {
     Answer::Uploaded(Uploaded::Failed(problem))

@@ -277,6 +277,16 @@ fn past_the_sessions_deadline_nothing_is_sent_and_no_answer_counts() {
             let answer = asked.join().unwrap();
             assert_eq!((answer.status, answer.reason()), (503, "session-expired"));
         });
+        // The run was fenced, and the session was taken anew before its answer came.
+        world.activator.set_deadline(Some(ahead));
+        scope(|scope| {
+            let asked = scope.spawn(|| world.proxy.get(HOST, "/hold").unwrap());
+            instance.await_hold().unwrap();
+            world.activator.resolve(3, Word::Asleep).unwrap();
+            instance.release();
+            let answer = asked.join().unwrap();
+            assert_eq!((answer.status, answer.reason()), (503, "session-expired"));
+        });
     });
 }
 

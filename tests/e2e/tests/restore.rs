@@ -310,3 +310,38 @@ fn uploads_that_vanish_from_the_store_are_told_and_replaced() -> Result<()> {
     ensure!(world.names(HOST)? == ["one", "two", "three", "four", "five", "six"]);
     world.stop()
 }
+
+#[test]
+fn a_database_whose_pages_have_another_size_now_is_restored_after_the_next_visit() -> Result<()> {
+    let world = world("")?;
+    world.sign(HOST, "one")?;
+    sleep(&world)?;
+    let database = rusqlite::Connection::open(world.database(HOST))?;
+    database.execute_batch(
+        "PRAGMA journal_mode = delete; PRAGMA page_size = 8192; VACUUM; PRAGMA journal_mode = wal;
+         INSERT INTO entries (name, text) VALUES ('two', 'a text');",
+    )?;
+    database.close().map_err(|(_, error)| error)?;
+    ensure!(world.names(HOST)? == ["one", "two"]);
+    ensure!(world.log("activator.log")?.contains("changed while its host slept"));
+    until(PATIENCE, "a restore gets past the change", || {
+        Ok(world.dormouse(&["verify", HOST]).is_ok())
+    })?;
+    world.sign(HOST, "three")?;
+    sleep(&world)?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one", "two", "three"]);
+    // The same without a visit.
+    sleep(&world)?;
+    world.dormouse(&["hibernate", HOST, "--off"])?;
+    let database = rusqlite::Connection::open(world.database(HOST))?;
+    database.execute_batch(
+        "PRAGMA journal_mode = delete; PRAGMA page_size = 1024; VACUUM; PRAGMA journal_mode = wal;",
+    )?;
+    database.close().map_err(|(_, error)| error)?;
+    world.dormouse(&["hibernate", HOST, "--on"])?;
+    world.dormouse(&["verify", HOST])?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one", "two", "three"]);
+    world.stop()
+}

@@ -19,7 +19,7 @@ pub enum Fault {
         /// The last TXID before the gap.
         have: Txid,
     },
-    /// It was found to be damaged when it was restored for practice.
+    /// It was found to be damaged when it was restored for practice, or its pages have another size now.
     Damaged,
     /// A file that this box did not write, beyond what it wrote.
     Foreign {
@@ -47,7 +47,7 @@ impl std::fmt::Display for Fault {
                 "files behind TXID {have} are gone from the store: a whole image is uploaded"
             ),
             Self::Damaged => {
-                f.write_str("a drill found the replica damaged: a whole image is uploaded")
+                f.write_str("the replica cannot be restored as it is: a whole image is uploaded")
             }
             Self::Foreign { key } => write!(
                 f,

@@ -144,7 +144,10 @@ impl<S: Store> Driver<S> {
                 Woken::Command(Some(Command::Finish { budget, reply })) => {
                     self.begin_finish(budget, reply).await;
                 }
-                Woken::Answer(answer) => self.on_answer(answer).await,
+                Woken::Answer(answer) => {
+                    self.on_answer(answer).await;
+                    self.mend().await;
+                }
                 Woken::Gathered(outcome) => {
                     let now = self.now();
                     self.gatherer.on_ended(now, outcome);
@@ -299,7 +302,12 @@ impl<S: Store> Driver<S> {
         while let Some(input) = inputs.pop() {
             let now = self.now();
             let mut outputs = Vec::new();
+            let unspooled = self.uploader.dirty_since();
             self.uploader.step(now, input, &mut outputs);
+            if outputs.iter().any(|output| matches!(output, UploadOutput::Durable { .. })) {
+                // What came since the file that is durable now.
+                self.behind_since = unspooled;
+            }
             if self.uploader.is_settled() {
                 self.behind_since = None;
             } else {

@@ -49,7 +49,7 @@ pub(super) struct Gatherer<S> {
     deadline: watch::Sender<Option<Deadline>>,
     /// Newest acknowledged number, as it was when the last job was begun, and now.
     own: (Txid, Txid),
-    /// Where the visit began.
+    /// Where the visit began, or the damage was heard of.
     base: Txid,
     /// What is wrong with the replica.
     fault: Option<Fault>,
@@ -129,6 +129,11 @@ impl<S: Store> Gatherer<S> {
         let key = LtxKey::l0(file.txid);
         self.own.1 = file.txid;
         self.inventory.acknowledged(key, known);
+        if self.fault.is_none() && levels::is_marked_damaged(&self.worker.state_dir) {
+            self.base = file.txid;
+            self.fault = Some(Fault::Damaged);
+            self.trouble = Some(Fault::Damaged.to_string());
+        }
         if let Some(path) = kept {
             self.local.insert(key, (path, file.size));
         }
