@@ -360,3 +360,27 @@ async fn a_database_that_is_replaced_is_followed_anew_by_a_full_image() {
     world.txid = finished.txid;
     world.assert_restore_is_identical().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lag_under_steady_writes_goes_on_with_the_uploads() {
+    let world = World::new();
+    let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+    let app = world.app(4096);
+    let mut running = replica.start(None);
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let writer = std::thread::spawn(move || {
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            insert(&app, 1, 100);
+        }
+    });
+    let mut since = Vec::new();
+    // It is ahead again at nearly every one.
+    while since.len() < 5 {
+        durable(&mut running).await;
+        since.extend(running.status().behind_since);
+    }
+    stop.send(()).unwrap();
+    writer.join().unwrap();
+    assert!(since.windows(2).all(|pair| pair[0] < pair[1]), "{since:?}");
+    running.abandon();
+}
