@@ -148,7 +148,9 @@ pub(crate) async fn verify(
     let name = format!("verify-{}-{:x}", std::process::id(), random_u64()?);
     let scratch = scratch_dir(config).join(name);
     let progress = Progress::default();
-    let work = verify::verify(&place, wanted.target, &scratch, u64::MAX, &progress, system_now);
+    let known = Paths::of(&config.this_box).acknowledged(&wanted.host);
+    let target = (wanted.target, known);
+    let work = verify::verify(&place, target, &scratch, u64::MAX, &progress, system_now);
     let done = shown(work, &progress).await;
     let done = match done {
         Err(error) if error.blames_replica() => {

@@ -55,7 +55,7 @@ impl Cgroup {
     pub(crate) fn is_populated(&self) -> io::Result<bool> {
         match fs::read_to_string(self.dir.join("cgroup.events")) {
             Ok(text) => Ok(says_populated(&text)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) if is_removed(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -63,7 +63,8 @@ impl Cgroup {
     /// Kills all of it, forks in flight included.
     pub(crate) fn kill(&self) -> io::Result<()> {
         match fs::write(self.dir.join("cgroup.kill"), "1") {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.dir.exists() => Ok(()),
+            // Before Linux 5.14 the file is missing, and the directory is not.
+            Err(error) if is_removed(&error) && !self.dir.exists() => Ok(()),
             other => other,
         }
     }
@@ -95,7 +96,7 @@ impl Cgroup {
     pub(crate) async fn empty(&self) -> io::Result<()> {
         let events = match File::open(self.dir.join("cgroup.events")) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if is_removed(&error) => return Ok(()),
             Err(error) => return Err(error),
         };
         // SAFETY: the file is owned by the `AsyncFd` and closed with it.
@@ -108,13 +109,17 @@ impl Cgroup {
             match file.read_to_string(&mut text) {
                 Ok(_) if !says_populated(&text) => return Ok(()),
                 Ok(_) => {}
-                // The directory was removed under us: nothing can be in it.
-                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+                Err(error) if is_removed(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
             events.ready(Interest::PRIORITY).await?.clear_ready();
         }
     }
+}
+
+/// The directory was removed, perhaps just now: nothing can be in it.
+fn is_removed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
 fn says_populated(events: &str) -> bool {

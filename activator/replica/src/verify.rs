@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use dormouse_core::ids::Txid;
 use dormouse_core::time::{MILLI_NS, Now};
 use dormouse_store::Store;
 use rusqlite::{Connection, OpenFlags};
@@ -38,6 +39,14 @@ pub enum VerifyError {
     /// It cannot be restored.
     #[error(transparent)]
     Restore(#[from] RestoreError),
+    /// It ends before what this box knows to be acknowledged.
+    #[error("the replica ends at TXID {have}, but {acknowledged} was acknowledged")]
+    Older {
+        /// What can be restored; 0: nothing.
+        have: Txid,
+        /// What the position on this box names.
+        acknowledged: Txid,
+    },
     /// `SQLite` found damage in the restored database.
     #[error("the restored database is damaged: {}", findings.join("; "))]
     Damaged {
@@ -75,6 +84,7 @@ impl VerifyError {
     pub const fn blames_replica(&self) -> bool {
         match self {
             Self::Damaged { .. }
+            | Self::Older { .. }
             | Self::Restore(
                 RestoreError::Gap { .. }
                 | RestoreError::Ltx(_)
@@ -106,17 +116,27 @@ impl Drop for Scratch {
     }
 }
 
-/// Restores into `scratch`, a directory that is made and removed, and checks what came out.
+/// Restores into `scratch`, a directory that is made and removed, and checks what came out. The newest
+/// state must not end before `acknowledged`, the number that this box's position names.
 pub async fn verify<S: Store>(
     place: &Place<S>,
-    target: Target,
+    (target, acknowledged): (Target, Txid),
     scratch: &Path,
     bytes_max: u64,
     progress: &Progress,
     clock: fn() -> Now,
 ) -> Result<Verified, VerifyError> {
     let Place { store, prefix, host } = place;
-    let plan = plan(store, prefix, host, target).await?;
+    let acknowledged = if target == Target::Latest { acknowledged } else { Txid(0) };
+    let plan = match plan(store, prefix, host, target).await {
+        Err(RestoreError::Empty) if acknowledged > Txid(0) => {
+            return Err(VerifyError::Older { have: Txid(0), acknowledged });
+        }
+        planned => planned?,
+    };
+    if plan.txid < acknowledged {
+        return Err(VerifyError::Older { have: plan.txid, acknowledged });
+    }
     if plan.bytes > bytes_max {
         return Err(VerifyError::TooLarge { bytes: plan.bytes, max: bytes_max });
     }
@@ -187,12 +207,18 @@ mod tests {
         let (world, place) = shipped().await;
         let scratch = world.dir.path().join("scratch");
         let progress = Progress::default();
-        let done = verify(&place, Target::Latest, &scratch, u64::MAX, &progress, system_now).await;
+        let done =
+            verify(&place, (Target::Latest, world.txid), &scratch, u64::MAX, &progress, system_now)
+                .await;
         let done = done.unwrap();
         assert_eq!((done.restored.txid, done.files, done.requests), (world.txid, 2, 3));
         assert_eq!(progress.now(), (done.bytes, done.bytes));
         assert!(!scratch.exists());
-        let small = verify(&place, Target::Latest, &scratch, 10, &progress, system_now).await;
+        let beyond = (Target::Latest, world.txid.next());
+        let older = verify(&place, beyond, &scratch, u64::MAX, &progress, system_now).await;
+        assert!(matches!(older, Err(VerifyError::Older { .. })));
+        let small =
+            verify(&place, (Target::Latest, Txid(0)), &scratch, 10, &progress, system_now).await;
         assert!(matches!(small, Err(VerifyError::TooLarge { .. })));
         assert!(!scratch.exists());
     }
@@ -203,10 +229,11 @@ mod tests {
         let scratch = world.dir.path().join("scratch");
         let progress = Progress::default();
         let blamed = async |target| {
-            let done = verify(&place, target, &scratch, u64::MAX, &progress, system_now).await;
+            let done =
+                verify(&place, (target, Txid(0)), &scratch, u64::MAX, &progress, system_now).await;
             done.unwrap_err().blames_replica()
         };
-        assert!(!blamed(Target::Txid(dormouse_core::ids::Txid(99))).await, "a question too far");
+        assert!(!blamed(Target::Txid(Txid(99))).await, "a question too far");
         fs::write(&scratch, "no directory").unwrap();
         assert!(!blamed(Target::Latest).await, "our own disk");
         fs::remove_file(&scratch).unwrap();

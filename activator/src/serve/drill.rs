@@ -206,8 +206,8 @@ impl Task {
         let place = Place { store, prefix, host: Host(host.to_owned()) };
         let begun = system_now().mono;
         let progress = Progress::default();
-        let drill =
-            verify(&place, Target::Latest, &self.scratch, self.bytes_max, &progress, system_now);
+        let target = (Target::Latest, self.paths.acknowledged(host));
+        let drill = verify(&place, target, &self.scratch, self.bytes_max, &progress, system_now);
         let done = tokio::time::timeout(self.budget, drill).await;
         let took_ms = system_now().mono.since(begun).0 / dormouse_core::time::MILLI_NS;
         let (outcome, detail) = match done {

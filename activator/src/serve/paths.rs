@@ -4,6 +4,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use dormouse_core::ids::Txid;
 use dormouse_link::RunNumber;
 use dormouse_link::config::{App, ThisBox};
 use dormouse_link::message::instance_socket;
@@ -53,6 +54,12 @@ impl Paths {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Newest number of a host that was acknowledged here; 0 where none is known.
+    pub(crate) fn acknowledged(&self, host: &str) -> Txid {
+        let position = dormouse_replica::position_file::load(&self.state_dir(host));
+        position.ok().flatten().map_or(Txid(0), |position| position.txid)
     }
 
     pub(crate) fn database(&self, host: &str, app: &App) -> PathBuf {

@@ -110,6 +110,12 @@ fn verify_tells_a_good_replica_from_a_damaged_one_and_leaves_nothing() -> Result
     let away = world.dormouse_fails(&["verify", HOST], 1)?;
     ensure!(away.contains("could not be verified") && !away.contains("NOT good"), "{away}");
     fs::rename(&aside, &store)?;
+    // What this box knows to be acknowledged must be there.
+    let newest = ltx(&world)?.pop().context("an upload")?;
+    fs::rename(&newest, &aside)?;
+    let older = world.dormouse_fails(&["verify", HOST], 3)?;
+    ensure!(older.contains("is NOT good") && older.contains("was acknowledged"), "{older}");
+    fs::rename(&aside, &newest)?;
     damage(&world)?;
     let bad = world.dormouse_fails(&["verify", HOST], 3)?;
     ensure!(bad.contains("is NOT good"), "{bad}");
