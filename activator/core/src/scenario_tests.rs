@@ -4,7 +4,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use crate::effect::{Effect, Reason, RecordKey, TakeoverEnd, Word};
-use crate::event::{Answer, Cause, Event, Saved};
+use crate::event::{Answer, Cause, Event, Saved, StoreProblem, Wrote};
 use crate::ids::{Epoch, Run, Txid};
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::rig::{HOST, Rig, SLOT};
@@ -198,6 +198,19 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.settle();
     assert!(handed(&rig).unwrap().unwrap_err().contains("the store is away"));
     assert_eq!(record(&rig).state, HostState::Owned);
+    // A store that refuses the record ends it at once: the host stays ours.
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.copy(1, 2, true);
+    rig.remote(2);
+    rig.step(Event::HandOut(SLOT));
+    rig.until("Parking.Putting");
+    rig.answer(Answer::Wrote(Wrote::Failed(StoreProblem::Broken("slow down".into()))));
+    assert!(handed(&rig).unwrap().unwrap_err().contains("slow down"), "{:?}", handed(&rig));
+    assert_eq!((rig.label(), record(&rig).state), ("Asleep".to_string(), HostState::Owned));
+    request(&mut rig);
+    rig.until("Awake");
     // Nor is an instance stopped for it while the session is not renewed.
     let mut rig = Rig::new(None);
     request(&mut rig);

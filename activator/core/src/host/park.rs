@@ -1,6 +1,8 @@
 //! The release of a host: one compare-and-swap, journalled before it is sent, repeated byte for
 //! byte until it is definite. Until then the host is not woken (DESIGN section 5, rule 7).
 
+use alloc::format;
+
 use super::{Context, HostEntry, Lease, ParkStep, Release, State, Tip};
 use crate::effect::{Effect, Entry, Expect, RecordKey};
 use crate::event::{Answer, Got, Wrote};
@@ -79,6 +81,15 @@ impl HostEntry {
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Get(ticket, RecordKey::Host(self.host.clone())));
                 self.state = State::Parking { step: ParkStep::Checking { put } };
+            }
+            // Nothing was written, and somebody waits: the host stays ours, as after a crash.
+            (ParkStep::Putting { put }, Answer::Wrote(Wrote::Failed(problem)))
+                if put.record.state == HostState::Outside =>
+            {
+                ctx.shared.counters.add("releases_left");
+                let why = format!("the store did not take it: {}", problem.detail());
+                self.end_handover(Err(why), ctx);
+                self.end_release(ctx);
             }
             // Nothing was written, and the activator goes: the record stays owned, as after a crash.
             (ParkStep::Putting { .. }, Answer::Wrote(Wrote::Failed(_)))
