@@ -329,6 +329,14 @@ impl World {
         names_in(&self.database(host))
     }
 
+    /// All names that the guestbook has in the store now, by a restore.
+    pub fn names_stored(&self, host: &str) -> Result<Vec<String>> {
+        let file = self.path("stored.db");
+        fs::remove_file(&file).ok();
+        self.dormouse(&["restore", host, "--to", &file.display().to_string()])?;
+        names_in(&file)
+    }
+
     /// A log of the world.
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(fs::read_to_string(self.path(name)).unwrap_or_default())

@@ -62,7 +62,7 @@ fn a_state_at_a_time_or_a_txid_is_planned_and_restored() -> Result<()> {
     let world = world("")?;
     world.sign(HOST, "one")?;
     until(PATIENCE, "the first entry is durable", || {
-        Ok(world.host(HOST)?["lag_ms"] == 0 && world.host(HOST)?["durable_txid"] != 0)
+        Ok(world.names_stored(HOST).is_ok_and(|names| names == ["one"]))
     })?;
     let first = told(&world, &["restore", HOST, "--dry-run"])?;
     let time = first["time"].as_str().context("a time")?.to_owned();
@@ -284,7 +284,9 @@ fn uploads_that_vanish_from_the_store_are_told_and_replaced() -> Result<()> {
     let world = world("[replica]\naudit = \"1ms\"\nlevel_1 = \"1h\"\nlevel_2 = \"1h\"\n")?;
     for name in ["one", "two", "three"] {
         world.sign(HOST, name)?;
-        until(PATIENCE, "it is durable", || Ok(world.host(HOST)?["lag_ms"] == 0))?;
+        until(PATIENCE, "it is durable", || {
+            Ok(world.names_stored(HOST).is_ok_and(|names| names.last().is_some_and(|n| n == name)))
+        })?;
     }
     let newest =
         ltx(&world)?.into_iter().rfind(|path| path.display().to_string().contains("/ltx/0/"));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use dormouse_e2e::wait::until;
-use dormouse_e2e::world::{PATIENCE, Plan, World, names_in};
+use dormouse_e2e::world::{PATIENCE, Plan, World};
 use dormouse_e2e::{client, programs};
 use dormouse_test_store::{Fault, FaultProxy, Server};
 use nix::sys::signal::{Signal, kill};
@@ -29,7 +29,7 @@ fn instance(world: &World) -> Result<i32> {
 /// A restore has these names; none that another box could not have uploaded.
 fn in_the_store(world: &World, names: &[&str]) -> Result<()> {
     until(PATIENCE, "the host is in the store", || {
-        let there = restored(world).unwrap_or_default();
+        let there = world.names_stored(HOST).unwrap_or_default();
         ensure!(!there.contains(&"late".to_owned()), "an upload past the deadline was accepted");
         Ok(there == names)
     })
@@ -43,13 +43,6 @@ fn forks(world: &World) -> Result<Vec<String>> {
 
 fn problem(world: &World) -> Result<String> {
     Ok(world.host(HOST)?["problem"].as_str().unwrap_or_default().to_owned())
-}
-
-fn restored(world: &World) -> Result<Vec<String>> {
-    let file = world.path(&format!("restored-{}", std::process::id()));
-    std::fs::remove_file(&file).ok();
-    world.dormouse(&["restore", HOST, "--to", &file.display().to_string()])?;
-    names_in(&file)
 }
 
 /// The first box is suspended past its deadline with a commit that it could not upload; the second
@@ -160,7 +153,7 @@ fn with_automatic_takeover_an_outage_stops_the_host_and_its_last_commits_are_upl
     network.set(Fault::None);
     // Nobody asks for it: what it wrote last is uploaded all the same.
     until(PATIENCE, "everything is in the store", || Ok(world.host(HOST)?["unsynced"] == false))?;
-    ensure!(restored(&world)? == ["one", "two"]);
+    ensure!(world.names_stored(HOST)? == ["one", "two"]);
     ensure!(world.names(HOST)? == ["one", "two"]);
     world.stop()
 }
@@ -177,7 +170,7 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
     first.sign(HOST, "one")?;
     let said = first.dormouse(&["hibernate", HOST, "--off"])?;
     ensure!(said.contains("outside"), "{said}");
-    ensure!(restored(&first)? == ["one"], "everything was uploaded before");
+    ensure!(first.names_stored(HOST)? == ["one"], "everything was uploaded before");
     // It is told as what it is, before and after a restart and a removal.
     ensure!(first.host(HOST)?["state"] == "outside", "{}", first.host(HOST)?);
     ensure!(first.dormouse(&["status"])?.contains("outside"));
@@ -211,7 +204,7 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
 
     first.dormouse(&["hibernate", HOST, "--on"])?;
     ensure!(first.host(HOST)?["state"] == "asleep", "{}", first.host(HOST)?);
-    ensure!(restored(&first)? == ["one", "outside"], "the local file is the truth");
+    ensure!(first.names_stored(HOST)? == ["one", "outside"], "the local file is the truth");
     ensure!(first.names(HOST)? == ["one", "outside"]);
     first.stop()?;
     second.stop()
