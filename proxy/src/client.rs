@@ -96,35 +96,28 @@ impl<E: Engine> Drop for Client<E> {
 impl<E: Engine> Client<E> {
     async fn run(&mut self) {
         loop {
-            match self.conn.advance() {
+            let step = match self.conn.advance() {
                 Step::Wait => match self.wait().await {
-                    Event::Moved => (),
+                    Event::Moved => Step::Wait,
                     Event::ClientGone => return,
                     Event::Expired => {
                         self.at.stats.session_expired.add();
-                        match self.conn.disown(&session_expired()) {
-                            Step::Finished { reuse } => self.finished(reuse),
-                            Step::Closed => return,
-                            Step::Wait
-                            | Step::Route
-                            | Step::Retry
-                            | Step::ShutdownClient
-                            | Step::ShutdownUpstream => (),
-                        }
+                        self.conn.disown(&session_expired())
                     }
                     Event::TimedOut(timer) => {
                         self.at.stats.timed_out.add();
-                        match self.conn.timed_out(timer) {
-                            Step::Finished { reuse } => self.finished(reuse),
-                            Step::Closed => return,
-                            Step::Wait
-                            | Step::Route
-                            | Step::Retry
-                            | Step::ShutdownClient
-                            | Step::ShutdownUpstream => (),
-                        }
+                        self.conn.timed_out(timer)
                     }
                 },
+                step @ (Step::Route
+                | Step::Retry
+                | Step::Finished { .. }
+                | Step::ShutdownClient
+                | Step::ShutdownUpstream
+                | Step::Closed) => step,
+            };
+            match step {
+                Step::Wait => (),
                 Step::Route => {
                     self.at.stats.requests.add();
                     if self.route(false).await.is_err() {

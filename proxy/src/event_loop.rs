@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 use std::time::Duration;
 
-use dormouse_link::{Refusal, RunNumber, Slot};
+use dormouse_link::{Quiet, Refusal, RunNumber, Slot};
 use dormouse_proxy_core::Host;
 use dormouse_ring::{Engine, Listener};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -23,7 +23,6 @@ use crate::clock;
 use crate::delta::{FromLoop, Route, Table, ToLoop};
 use crate::host::{HostState, Notice};
 use crate::pool::Pool;
-use crate::quiet::Quiet;
 use crate::settings::{Settings, Target};
 use crate::stats::Stats;
 
@@ -151,7 +150,7 @@ async fn accept<E: Engine>(this: Rc<Loop<E>>, listener: Listener, connections: A
                 });
             }
             Err(error) => {
-                if let Some(times) = failed.due(clock::now()) {
+                if let Some(times) = failed.due(clock::monotonic_ns()) {
                     warn!(%error, times, "accept failed");
                 }
                 // Out of descriptors: one will be free when some connection ends.

@@ -8,13 +8,12 @@ use std::task::{Context, Poll, Waker};
 
 use dormouse_link::message::RouteLimits;
 use dormouse_link::protocol::{self, Entry, Request};
-use dormouse_link::{Counters, ReadWord, Refusal, RunNumber, Slot, Word};
+use dormouse_link::{Counters, Quiet, ReadWord, Refusal, RunNumber, Slot, Word};
 use dormouse_proxy_core::Host;
 
 use crate::clock;
 use crate::delta::{Route, Table};
 use crate::pool::Pool;
-use crate::quiet::Quiet;
 
 /// The state of a host on one loop.
 pub(crate) struct HostState<S> {

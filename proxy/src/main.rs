@@ -9,7 +9,6 @@ mod host;
 mod link;
 mod listen;
 mod pool;
-mod quiet;
 mod route;
 mod settings;
 mod stats;

@@ -82,7 +82,7 @@ impl<E: Engine> Client<E> {
         match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(stream) => self.connected(stream, NO_RUN, plain.pool.clone(), None, wish),
             Err(error) => {
-                if let Some(times) = plain.unreached.due(clock::now()) {
+                if let Some(times) = plain.unreached.due(clock::monotonic_ns()) {
                     warn!(host = %wish.host, %error, times, "upstream does not take connections");
                 }
                 self.refuse(&Answer::BAD_GATEWAY);
@@ -178,7 +178,7 @@ impl<E: Engine> Client<E> {
             }
             Ok(Err(error)) if is_gone(&error) => Reached::Gone,
             Ok(Err(error)) => {
-                if let Some(times) = host.unreached.due(clock::now()) {
+                if let Some(times) = host.unreached.due(clock::monotonic_ns()) {
                     warn!(host = %wish.host, %run, %error, times, "instance cannot be reached");
                 }
                 Reached::Refused(Answer::BAD_GATEWAY)

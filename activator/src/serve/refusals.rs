@@ -5,11 +5,8 @@
 use std::collections::BTreeMap;
 
 use dormouse_core::ids::Slot;
-use dormouse_core::time::{Mono, Nanos};
-use dormouse_link::Refusal;
-
-/// Between two lines of a host that goes on being refused for one reason.
-const EVERY: Nanos = Nanos::from_secs(60);
+use dormouse_core::time::Mono;
+use dormouse_link::{Quiet, Refusal};
 
 /// Hosts that are being refused.
 #[derive(Debug, Default)]
@@ -18,37 +15,33 @@ pub(crate) struct Refusals(BTreeMap<Slot, Streak>);
 #[derive(Debug)]
 struct Streak {
     reason: Refusal,
-    told: Mono,
-    /// Refusals since the last line.
-    untold: u64,
+    quiet: Quiet,
 }
 
 impl Refusals {
     /// One more. How many there were since the last line, this one included, where a line is due.
     pub(crate) fn note(&mut self, slot: Slot, reason: Refusal, now: Mono) -> Option<u64> {
-        let untold = match self.0.get_mut(&slot) {
-            None => 0,
-            Some(streak) if streak.reason != reason || now.since(streak.told) >= EVERY => {
-                streak.untold
-            }
-            Some(streak) => {
-                streak.untold = streak.untold.saturating_add(1);
-                return None;
-            }
-        };
-        self.0.insert(slot, Streak { reason, told: now, untold: 0 });
-        Some(untold.saturating_add(1))
+        let begun = || Streak { reason, quiet: Quiet::default() };
+        let streak = self.0.entry(slot).or_insert_with(begun);
+        if streak.reason != reason {
+            streak.reason = reason;
+            streak.quiet.hurry();
+        }
+        streak.quiet.due(now.0)
     }
 
     /// It is served again, or gone: the reason, and the refusals that no line has told yet.
     pub(crate) fn end(&mut self, slot: Slot) -> Option<(Refusal, u64)> {
         let streak = self.0.remove(&slot)?;
-        (streak.untold > 0).then_some((streak.reason, streak.untold))
+        let untold = streak.quiet.untold();
+        (untold > 0).then_some((streak.reason, untold))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dormouse_core::time::Nanos;
+
     use super::*;
 
     fn at(seconds: u64) -> Mono {

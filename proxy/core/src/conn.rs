@@ -191,20 +191,8 @@ impl Conn {
                 self.say_and_close(&Answer::REQUEST_TIMEOUT, false);
                 Step::Wait
             }
-            (Timer::Upstream, Phase::Exchange(exchange)) if !exchange.has_begun() => {
-                let head_only = exchange.request().method == Method::Head;
-                self.say_and_close(&Answer::GATEWAY_TIMEOUT, head_only);
-                Step::Finished { reuse: false }
-            }
-            (
-                Timer::Head
-                | Timer::Upstream
-                | Timer::Idle
-                | Timer::Progress
-                | Timer::Linger
-                | Timer::Off,
-                _,
-            ) => {
+            (Timer::Upstream, _) => self.disown(&Answer::GATEWAY_TIMEOUT),
+            (Timer::Head | Timer::Idle | Timer::Progress | Timer::Linger | Timer::Off, _) => {
                 self.phase = Phase::Closed;
                 Step::Closed
             }

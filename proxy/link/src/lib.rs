@@ -4,7 +4,7 @@
 //! - [`word`]: slots, run numbers, and what a slot's word can say.
 //! - [`protocol`]: the few atomic steps that both sides take, model-checked with loom.
 //! - [`table`]: the memory these steps work on: memfds, their seals, their checks.
-//! - [`told`]: how both tell an error.
+//! - [`told`], [`Quiet`]: how both tell an error, and what clients could repeat at will.
 //! - [`message`], [`socket`]: versioned messages over a `SOCK_SEQPACKET` socket, with descriptors.
 //!
 //! Starts no thread, reads no clock, knows no HTTP and no object store.
@@ -19,6 +19,7 @@ mod map;
 #[cfg(not(loom))]
 pub mod message;
 pub mod protocol;
+mod quiet;
 #[cfg(not(loom))]
 pub mod socket;
 mod sync;
@@ -28,6 +29,7 @@ mod told;
 pub mod word;
 
 pub use protocol::{Counters, Entry, NotStopped, OwnWord, ReadWord, Request};
+pub use quiet::Quiet;
 #[cfg(loom)]
 pub use sync::with_fences;
 pub use told::told;
