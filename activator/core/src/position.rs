@@ -240,7 +240,6 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
         Remote::Unasked => return Verdict::List,
         Remote::Known(None) => {
             return match position.txid {
-                Txid(0) if intact && unbroken => Verdict::Use,
                 Txid(0) if is_own(claimed, position) => Verdict::Keep,
                 Txid(0) => Verdict::Adopt,
                 Txid(_) => Verdict::Refuse(CopyRefusal::RemoteEmpty),
