@@ -148,18 +148,16 @@ pub(crate) async fn verify(
     let name = format!("verify-{}-{:x}", std::process::id(), random_u64()?);
     let scratch = scratch_dir(config).join(name);
     let progress = Progress::default();
-    let known = Paths::of(&config.this_box).acknowledged(&wanted.host);
-    let target = (wanted.target, known);
+    let paths = Paths::of(&config.this_box);
+    let target = (wanted.target, paths.acknowledged(&wanted.host));
     let work = verify::verify(&place, target, &scratch, u64::MAX, &progress, system_now);
     let done = shown(work, &progress).await;
     let done = match done {
         Err(error) if error.blames_replica() => {
-            let next = match (wanted.target, Paths::of(&config.this_box)) {
-                (Target::Latest, paths) if paths.mark_damaged(&wanted.host).unwrap_or(false) => {
-                    "; its next visit on this box uploads a whole image"
-                }
-                (Target::Latest | Target::Txid(_) | Target::Timestamp(_), _) => "",
-            };
+            let is_newest = wanted.target == Target::Latest;
+            let is_marked = is_newest && paths.mark_damaged(&wanted.host).unwrap_or(false);
+            let next =
+                if is_marked { "; its next visit on this box uploads a whole image" } else { "" };
             let host = &wanted.host;
             // Nobody may listen.
             drop(writeln!(std::io::stderr(), "dormouse: {host} is NOT good: {error}{next}"));

@@ -138,11 +138,9 @@ pub enum Choice {
 
 /// Chooses by names and sizes alone.
 pub fn choose(inventory: &Inventory, txid: Txid) -> Result<Choice, CompactError> {
-    match inventory.fault(txid) {
-        // The closed database mends it.
-        Some(Fault::Gap { .. } | Fault::Damaged) => return Ok(Choice::Snapshot),
-        Some(fault @ Fault::Foreign { .. }) => return Err(CompactError::Fault(fault)),
-        None => (),
+    if let Some(fault) = inventory.fault(txid) {
+        let mended = fault.is_mended_by_image().then_some(Choice::Snapshot);
+        return mended.ok_or(CompactError::Fault(fault));
     }
     let plan = inventory.listing().plan(Target::Latest)?;
     let remote = inventory.tip();

@@ -13,7 +13,9 @@ use dormouse_core::upload::{PutAnswer, Standing};
 use dormouse_store::{LtxKey, Store};
 
 use crate::follow::{FollowError, Follower, WalMark};
+use crate::levels;
 use crate::ltx::{Encoder, Encoding, Header, LtxError, Pgno, WAL_HEADER_LEN};
+use crate::position_file::{self, PositionFileError};
 use crate::put::{Kind, Place};
 use crate::restore::Restored;
 use crate::spool;
@@ -71,6 +73,9 @@ pub enum FenceError {
     /// The database could not be read.
     #[error(transparent)]
     Follow(#[from] FollowError),
+    /// The position could not be read.
+    #[error(transparent)]
+    Position(#[from] PositionFileError),
 }
 
 impl Fence {
@@ -104,7 +109,9 @@ impl Fence {
 
     /// What a database that no app has open holds beyond the L0 before `txid`, as `txid`: it serves
     /// as the fence when the local copy is kept. An increment where the place in the WAL proves
-    /// itself, else a full image. The WAL is emptied; afterwards the file equals `txid`. Blocks.
+    /// itself, else a full image. The WAL is emptied; afterwards the file equals `txid`. Pages of
+    /// another size than before mark the replica as damaged, so that the visit makes a snapshot.
+    /// Blocks.
     pub fn image(
         database: &Path,
         state_dir: &Path,
@@ -115,6 +122,13 @@ impl Fence {
         let before = Txid(txid.0.saturating_sub(1));
         let mark = WalMark::load(state_dir, before);
         let mut follower = Follower::open_at(database, state_dir, mark.as_ref())?;
+        let known = position_file::load(state_dir)?.filter(|position| position.txid > Txid(0));
+        let known = known.map_or(0, |position| position.page_size);
+        if ![0, follower.page_size().get()].contains(&known) {
+            // Its files do not fit to those before: until a snapshot is there, no restore gets past.
+            let io = |source| FenceError::Io { path: state_dir.to_owned(), source };
+            levels::mark_damaged(state_dir).map_err(io)?;
+        }
         follower.poll()?;
         let file = match follower.spool(txid, nonce, timestamp_ms)? {
             Some(file) => file,
@@ -288,6 +302,41 @@ mod tests {
         let mut world = killed(|_| ()).await;
         let size = fenced(&mut world).await;
         assert!(size < 10_000, "one page: {size}");
+    }
+
+    #[tokio::test]
+    async fn pages_of_another_size_mark_the_replica_as_damaged_and_the_same_size_does_not() {
+        for page_size in [4096, 8192] {
+            let mut world = World::new();
+            let app = world.app(4096);
+            insert(&app, 5, 500);
+            let mut follower = world.follow(false);
+            world.ship(&mut follower).await;
+            drop(app);
+            follower.close_clean().unwrap();
+            let file = crate::inspect::stat(&world.db()).unwrap().unwrap();
+            let position = dormouse_core::position::Position {
+                version: dormouse_core::position::POSITION_VERSION,
+                generation: dormouse_core::ids::Generation(1),
+                txid: world.txid,
+                etag: None,
+                file,
+                page_count: 2,
+                page_size: 4096,
+                clean: true,
+            };
+            position_file::save(&world.state(), &position).unwrap();
+            let app = rusqlite::Connection::open(world.db()).unwrap();
+            app.execute_batch(&format!(
+                "PRAGMA journal_mode = delete; PRAGMA page_size = {page_size}; VACUUM;
+                 PRAGMA journal_mode = wal"
+            ))
+            .unwrap();
+            drop(app);
+            let next = world.txid.next();
+            Fence::image(&world.db(), &world.state(), next, &nonce("a"), 5).unwrap();
+            assert_eq!(levels::is_marked_damaged(&world.state()), page_size != 4096);
+        }
     }
 
     #[tokio::test]

@@ -18,6 +18,11 @@ use dormouse_store::{
 /// Longest wait for a record; a third of the shortest sensible TTL.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// It did not answer, or failed inside.
+const AWAY: &str = "away";
+/// It will not.
+const REFUSED: &str = "refused";
+
 /// Records under one prefix.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
@@ -31,7 +36,7 @@ pub(crate) struct Records {
 pub(crate) struct Trouble {
     /// Since the first request that failed.
     since: Mono,
-    /// `away` or `refused`.
+    /// [`AWAY`] or [`REFUSED`].
     word: &'static str,
     why: String,
 }
@@ -56,15 +61,16 @@ impl Records {
 
     /// Notes how the newest request ended; a word and why where it failed.
     fn note(&self, failed: Option<(&'static str, &str)>, now: Mono) {
-        let store = self.store.place();
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let former = trouble.as_ref();
         let since = former.map_or(now, |former| former.since);
         if let Some((word, why)) = failed {
             if former.is_none_or(|former| former.word != word) {
+                let store = self.store.place();
                 tracing::warn!(store, why, "the store cannot be used: {word}");
             }
         } else if former.is_some() {
+            let store = self.store.place();
             let after_s = now.since(since).0 / SECOND_NS;
             tracing::info!(store, after_s, "the store answers again");
         }
@@ -112,29 +118,28 @@ impl Records {
             // It may have been carried out: never an answer that says it was not.
             PutOutcome::Unknown { why: format!("no answer for {key}") }
         });
-        let (wrote, failed) = match outcome {
-            PutOutcome::Unknown { why } => (Wrote::Unknown, Some(("away", why))),
-            PutOutcome::Done { etag } => (Wrote::Done(etag), None),
-            PutOutcome::ConditionFailed => (Wrote::ConditionFailed, None),
-            PutOutcome::Conflict => (Wrote::Conflict, None),
-            PutOutcome::Refused { why } => {
-                (Wrote::Failed(StoreProblem::Refused(why.clone())), Some(("refused", why)))
-            }
-            PutOutcome::Broken { why } => {
-                (Wrote::Failed(StoreProblem::Broken(why.clone())), Some(("away", why)))
-            }
+        let failed = match &outcome {
+            PutOutcome::Done { .. } | PutOutcome::ConditionFailed | PutOutcome::Conflict => None,
+            PutOutcome::Unknown { why } | PutOutcome::Broken { why } => Some((AWAY, why.as_str())),
+            PutOutcome::Refused { why } => Some((REFUSED, why.as_str())),
         };
-        let failed = failed.as_ref().map(|(word, why)| (*word, why.as_str()));
         self.note(failed, system_now().mono);
-        wrote
+        match outcome {
+            PutOutcome::Done { etag } => Wrote::Done(etag),
+            PutOutcome::ConditionFailed => Wrote::ConditionFailed,
+            PutOutcome::Conflict => Wrote::Conflict,
+            PutOutcome::Unknown { .. } => Wrote::Unknown,
+            PutOutcome::Refused { why } => Wrote::Failed(StoreProblem::Refused(why)),
+            PutOutcome::Broken { why } => Wrote::Failed(StoreProblem::Broken(why)),
+        }
     }
 }
 
 /// A word for it, and why.
 fn failure(problem: &StoreProblem) -> (&'static str, &str) {
     let word = match problem {
-        StoreProblem::Unreachable(_) | StoreProblem::Broken(_) => "away",
-        StoreProblem::Refused(_) => "refused",
+        StoreProblem::Unreachable(_) | StoreProblem::Broken(_) => AWAY,
+        StoreProblem::Refused(_) => REFUSED,
     };
     (word, problem.detail())
 }

@@ -17,7 +17,7 @@ use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
 use dormouse_replica::follow::{self, FollowError, Limits};
-use dormouse_replica::levels::{self, Budget, LevelSettings};
+use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
@@ -130,12 +130,12 @@ impl HostReplica {
         let seen = blocking(move || {
             // A lost disk loses the directories too.
             for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
-                private_dir(dir.unwrap_or(Path::new("/"))).map_err(|error| error.to_string())?;
+                private_dir(dir.unwrap_or(Path::new("/"))).map_err(text)?;
             }
             if self.set_wal {
                 self.switch_to_wal()?;
             }
-            inspect::inspect(&self.database, &self.state_dir).map_err(|error| error.to_string())
+            inspect::inspect(&self.database, &self.state_dir).map_err(text)
         });
         Answer::Inspected(seen.await)
     }
@@ -193,11 +193,10 @@ impl HostReplica {
         let this = self.clone();
         blocking(move || {
             let Self { database, state_dir, place, .. } = this;
-            let position = position_file::load(&state_dir).map_err(|error| error.to_string())?;
+            let position = position_file::load(&state_dir).map_err(text)?;
             let (generation, txid) =
                 position.map_or((Generation(0), Txid(0)), |p| (p.generation, p.txid));
-            let fork = inspect::set_aside(&database, &state_dir, generation, txid)
-                .map_err(|error| error.to_string())?;
+            let fork = inspect::set_aside(&database, &state_dir, generation, txid).map_err(text)?;
             tracing::warn!(
                 host = %place.host,
                 fork = %fork.display(),
@@ -228,7 +227,7 @@ impl HostReplica {
             }
             let (restored, state_dir) = (restored.clone(), self.state_dir.clone());
             let made = blocking(move || {
-                Fence::after(&restored, &state_dir, &nonce, wall_ms()).map_err(|e| e.to_string())
+                Fence::after(&restored, &state_dir, &nonce, wall_ms()).map_err(text)
             });
             match made.await {
                 Ok(made) => *fence = Some(made),
@@ -252,9 +251,8 @@ impl HostReplica {
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
             let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
             let made = blocking(move || {
-                note_change(&database, &state_dir)?;
-                Fence::image(&database, &state_dir, txid, &nonce, wall_ms())
-                    .map_err(|error| error.to_string())
+                tell_change(&database, &state_dir)?;
+                Fence::image(&database, &state_dir, txid, &nonce, wall_ms()).map_err(text)
             });
             match made.await {
                 Ok(made) => *fence = Some(made),
@@ -308,7 +306,6 @@ impl HostReplica {
         };
         self.fence.lock().await.take();
         let adopted = blocking(move || {
-            let text = |error: position_file::PositionFileError| error.to_string();
             let file = inspect::stat(&restored.path).map_err(text)?.unwrap_or(NO_FILE);
             let mut position = Position {
                 version: POSITION_VERSION,
@@ -321,7 +318,7 @@ impl HostReplica {
                 clean: false,
             };
             position_file::save(&self.state_dir, &position).map_err(text)?;
-            restored.adopt(&self.database, None).map_err(|error| error.to_string())?;
+            restored.adopt(&self.database, None).map_err(text)?;
             // The name changed its change time.
             position.file = inspect::stat(&self.database).map_err(text)?.unwrap_or(NO_FILE);
             position.clean = true;
@@ -379,7 +376,6 @@ impl HostReplica {
     /// From now on the file on disk may run ahead of the store: a crash must find a position that
     /// says so, also beside a database that does not exist yet.
     fn note_position(&self, generation: Generation, base: &Base) -> Result<(), String> {
-        let text = |error: position_file::PositionFileError| error.to_string();
         let known = position_file::load(&self.state_dir).map_err(text)?;
         let (txid, etag) = match base {
             Base::At(tip) => (tip.txid, tip.etag.clone()),
@@ -465,10 +461,8 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Stands for "there is no such file".
 const NO_FILE: FileId = FileId { inode: 0, size: 0, ctime_ns: 0 };
 
-/// A database whose pages have another size does not fit to the files before it: until a snapshot is
-/// there, no restore gets past it. So the visit makes one.
-fn note_change(database: &Path, state_dir: &Path) -> Result<(), String> {
-    let text = |error: position_file::PositionFileError| error.to_string();
+/// An operator's edit, or an older file that was put in place: nobody can tell, so it is said.
+fn tell_change(database: &Path, state_dir: &Path) -> Result<(), String> {
     let Some(position) = position_file::load(state_dir).map_err(text)? else { return Ok(()) };
     if position.clean && inspect::stat(database).map_err(text)? != Some(position.file) {
         tracing::warn!(
@@ -478,11 +472,12 @@ fn note_change(database: &Path, state_dir: &Path) -> Result<(), String> {
              was there before is restored by its TXID"
         );
     }
-    let size = follow::page_size(database).map_err(|error| error.to_string())?;
-    if position.txid > Txid(0) && ![0, size].contains(&position.page_size) {
-        levels::mark_damaged(state_dir).map_err(|error| error.to_string())?;
-    }
     Ok(())
+}
+
+/// For the core, an error is its words.
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }
 
 fn failed(problem: ReplicaProblem) -> Answer {

@@ -59,6 +59,9 @@ impl Follower {
 
     /// While commits keep coming: keeps the app from trying checkpoints that our lock makes vain.
     pub fn keep_checkpoints_out(&mut self) {
+        if self.keeps_checkpoints_out() {
+            return;
+        }
         let seen = self.index.seen().unwrap_or_default();
         if seen.frames >= GUARD_PAGES {
             // Without it the app is slower, and nothing else.

@@ -145,11 +145,6 @@ pub fn switch_to_wal(path: &Path) -> Result<bool, FollowError> {
     }
 }
 
-/// Bytes a page of a database in WAL mode. Blocks.
-pub fn page_size(path: &Path) -> Result<u32, FollowError> {
-    Ok(Database::open(path)?.wal_page_size()?.get())
-}
-
 /// Follows one database.
 #[derive(Debug)]
 pub struct Follower {

@@ -126,8 +126,8 @@ impl<S: Store> Driver<S> {
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
-        self.mend().await;
         loop {
+            self.mend().await;
             self.publish();
             if let Some(finishing) = self.take_finished() {
                 let finished = self.conclude().await;
@@ -144,14 +144,10 @@ impl<S: Store> Driver<S> {
                 Woken::Command(Some(Command::Finish { budget, reply })) => {
                     self.begin_finish(budget, reply).await;
                 }
-                Woken::Answer(answer) => {
-                    self.on_answer(answer).await;
-                    self.mend().await;
-                }
+                Woken::Answer(answer) => self.on_answer(answer).await,
                 Woken::Gathered(outcome) => {
                     let now = self.now();
                     self.gatherer.on_ended(now, outcome);
-                    self.mend().await;
                 }
                 Woken::Fired => self.on_fired().await,
                 Woken::Due => self.on_due().await,

@@ -131,8 +131,7 @@ impl<S: Store> Gatherer<S> {
         self.inventory.acknowledged(key, known);
         if self.fault.is_none() && levels::is_marked_damaged(&self.worker.state_dir) {
             self.base = file.txid;
-            self.fault = Some(Fault::Damaged);
-            self.trouble = Some(Fault::Damaged.to_string());
+            self.set_fault(Some(Fault::Damaged));
         }
         if let Some(path) = kept {
             self.local.insert(key, (path, file.size));
@@ -252,13 +251,18 @@ impl<S: Store> Gatherer<S> {
             // A mark that stays makes one more image.
             levels::unmark_damaged(&self.worker.state_dir).ok();
         }
-        if is_mended || is_listed {
-            self.fault = match self.fault {
-                Some(Fault::Damaged) if !is_mended => Some(Fault::Damaged),
-                Some(_) | None => self.inventory.fault(self.own.1),
-            };
-        }
-        self.trouble = self.fault.map(|fault| fault.to_string());
+        // Names alone do not tell what a drill found.
+        let says_nothing = !is_listed || self.fault == Some(Fault::Damaged);
+        self.set_fault(if says_nothing && !is_mended {
+            self.fault
+        } else {
+            self.inventory.fault(self.own.1)
+        });
+    }
+
+    fn set_fault(&mut self, fault: Option<Fault>) {
+        self.fault = fault;
+        self.trouble = fault.map(|fault| fault.to_string());
     }
 
     /// The output of a merge is the next level's input: kept, if it fits.
