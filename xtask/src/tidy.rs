@@ -65,7 +65,11 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Licences, duplicates and sources by cargo-deny; its advisories need a network.
+///
+/// It reads the manifests of every platform's dependencies; a build on a new machine has fetched
+/// those of its own platform alone.
 pub(crate) fn deny() -> Result<()> {
+    crate::shell::run(&mut crate::shell::cargo(&["fetch", "--quiet", "--locked"]))?;
     let deny = tools::cargo_deny()?;
     let mut command = Command::new(deny);
     command.current_dir(root()).args(["--offline", "check", "licenses", "bans", "sources"]);
