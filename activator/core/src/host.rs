@@ -68,7 +68,10 @@ pub(crate) enum CopyStep {
     Listing {
         local: LocalCopy,
     },
-    Fetching,
+    Fetching {
+        /// What the LIST or the record named.
+        newest: Option<RemoteTip>,
+    },
     Fencing {
         txid: Txid,
         nonce: Nonce,

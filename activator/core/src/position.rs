@@ -29,7 +29,7 @@ pub struct Position {
     pub generation: Generation,
     /// Newest acknowledged L0; 0 when nothing was ever uploaded.
     pub txid: Txid,
-    /// Its entity tag.
+    /// Its entity tag: of the L0, never of a snapshot or a compaction that ends there too.
     pub etag: Option<ETag>,
     /// The database file as it was.
     pub file: FileId,
@@ -110,7 +110,7 @@ pub struct LocalCopy {
 pub struct RemoteTip {
     /// Its number.
     pub txid: Txid,
-    /// Its entity tag; unknown when only its name is.
+    /// Its entity tag, never that of a snapshot or a compaction; unknown when only its name is.
     pub etag: Option<ETag>,
 }
 

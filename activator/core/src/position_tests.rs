@@ -141,6 +141,14 @@ fn an_unclean_copy_of_our_own_is_kept_and_uploaded_whole() {
 }
 
 #[test]
+fn a_position_without_a_tag_goes_by_its_number() {
+    let copy = local(Some(Position { etag: None, ..position(7, 3, false) }));
+    let before = record("me", 9, 6, HostState::Owned, 0);
+    assert_eq!(verdict(Some(&before), None, &copy, &tip(3, "x")), Verdict::Keep);
+    assert_eq!(verdict(Some(&before), None, &copy, &sent(3, "x")), Verdict::Keep);
+}
+
+#[test]
 fn a_disk_that_was_put_back_to_an_earlier_state_is_never_the_newest() {
     let restored = Verdict::Restore { set_aside: true };
     let owned = record("me", 9, 6, HostState::Owned, 0);

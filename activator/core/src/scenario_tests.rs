@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use crate::effect::{Effect, Reason, RecordKey, TakeoverEnd, Word};
 use crate::event::{Answer, Cause, Event, Saved, StoreProblem, Wrote};
 use crate::ids::{Epoch, Run, Txid};
+use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::rig::{HOST, Rig, SLOT};
 use crate::time::Nanos;
@@ -66,6 +67,18 @@ fn a_clean_copy_over_another_boxs_unclean_record_is_fenced_before_it_runs() {
     rig.until("Awake");
     let fence = said(&rig, |e| matches!(e, Effect::PutImage(_, _, Txid(4), _)));
     assert_eq!(fence, 1, "a late file 4 of the other box must find its number taken");
+}
+
+#[test]
+fn a_restore_that_ends_with_a_snapshot_keeps_the_tag_that_the_list_gave() {
+    let mut rig = Rig::new(None);
+    rig.remote(3);
+    let kept = rig.tip.clone().unwrap();
+    request(&mut rig);
+    rig.until("Restoring.Fetching");
+    rig.answer(Answer::Fetched(Ok(RemoteTip { txid: Txid(3), etag: None })));
+    rig.until("Awake");
+    assert_eq!(said(&rig, |e| matches!(e, Effect::Adopt(.., tip) if *tip == kept)), 1);
 }
 
 #[test]

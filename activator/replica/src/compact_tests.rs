@@ -79,6 +79,17 @@ async fn a_small_replica_becomes_a_snapshot_so_that_a_restore_is_four_requests()
 }
 
 #[tokio::test]
+async fn a_tag_is_that_of_the_l0_or_none_when_another_level_was_read_last() {
+    let (world, closed, place) = slept(300, 3).await;
+    let newest = world.restore(Target::Latest).await.unwrap();
+    let meta = place.store.head(&place.key(&key(0, 4, 4))).await.unwrap();
+    assert_eq!((newest.txid, newest.etag), (Txid(4), Some(meta.etag)));
+    sleep(&place, &closed).await.unwrap();
+    let snapshot = world.restore(Target::Latest).await.unwrap();
+    assert_eq!((snapshot.txid, snapshot.etag), (Txid(4), None));
+}
+
+#[tokio::test]
 async fn many_l0s_become_a_file_of_level_1_and_go_once_they_are_old() {
     // Their time is that of the test kit, long ago.
     let (world, closed, place) = slept(20, 20).await;

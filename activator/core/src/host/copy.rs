@@ -54,9 +54,10 @@ impl HostEntry {
                 let next = newest.map_or(Txid(1), |newest| newest.tip.txid.next());
                 self.upload(wake, Kind::Image, next, None, ctx);
             }
-            (CopyStep::Fetching | CopyStep::Applying, Answer::Fetched(Ok(tip))) => {
-                self.on_fetched(wake, tip, ctx);
+            (CopyStep::Fetching { newest }, Answer::Fetched(Ok(tip))) => {
+                self.on_fetched(wake, with_tag(tip, newest), ctx);
             }
+            (CopyStep::Applying, Answer::Fetched(Ok(tip))) => self.on_fetched(wake, tip, ctx),
             (CopyStep::Fencing { txid, nonce, .. }, Answer::Uploaded(uploaded)) => {
                 self.on_fence(wake, txid, nonce, uploaded, ctx);
             }
@@ -170,7 +171,11 @@ impl HostEntry {
                 }
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Restore { ticket, slot: self.slot, set_aside });
-                self.state = State::Restoring { wake, step: CopyStep::Fetching };
+                let newest = match remote {
+                    Remote::Known(newest) => newest.as_ref().map(|newest| newest.tip.clone()),
+                    Remote::Unasked => None,
+                };
+                self.state = State::Restoring { wake, step: CopyStep::Fetching { newest } };
             }
             Verdict::Keep | Verdict::Adopt => {
                 self.upload(wake, Kind::Image, remote.txid().next(), None, ctx);
@@ -243,7 +248,7 @@ impl HostEntry {
             }
             step @ (CopyStep::Inspecting
             | CopyStep::Listing { .. }
-            | CopyStep::Fetching
+            | CopyStep::Fetching { .. }
             | CopyStep::Fencing { .. }
             | CopyStep::Applying
             | CopyStep::Imaging { .. }
@@ -304,7 +309,8 @@ impl HostEntry {
                 ctx.shared.counters.add("forks_set_aside");
                 let ticket = self.ticket();
                 ctx.fx.push(Effect::Restore { ticket, slot: self.slot, set_aside: true });
-                self.state = State::Restoring { wake, step: CopyStep::Fetching };
+                let step = CopyStep::Fetching { newest: None };
+                self.state = State::Restoring { wake, step };
             }
             Uploaded::Unknown => {
                 let pause = Some(pause(ctx));
@@ -331,6 +337,15 @@ fn named(before: Option<&HostRecord>, local: &LocalCopy, remote: &Remote) -> Txi
     let recorded = before.map_or(Txid(0), |record| record.txid);
     let positioned = local.position.as_ref().map_or(Txid(0), |position| position.txid);
     recorded.max(positioned).max(remote.txid())
+}
+
+/// A restore whose last file is a snapshot does not see the tag of the L0 under that number; the
+/// LIST or the record before it did.
+fn with_tag(restored: RemoteTip, newest: Option<RemoteTip>) -> RemoteTip {
+    match newest {
+        Some(newest) if restored.etag.is_none() && newest.txid == restored.txid => newest,
+        Some(_) | None => restored,
+    }
 }
 
 fn pause(ctx: &Context<'_>) -> Mono {

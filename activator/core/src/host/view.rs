@@ -143,7 +143,7 @@ impl HostEntry {
                 }
                 CopyStep::Inspecting
                 | CopyStep::Listing { .. }
-                | CopyStep::Fetching
+                | CopyStep::Fetching { .. }
                 | CopyStep::Fencing { .. }
                 | CopyStep::Applying
                 | CopyStep::Imaging { .. }

@@ -39,7 +39,7 @@ pub struct Restored {
     pub path: PathBuf,
     /// What it holds; 0 for the empty database over an empty remote.
     pub txid: Txid,
-    /// Tag of the last file that was applied.
+    /// Tag of the L0 `txid`; unknown when another level's file, which ends there too, came last.
     pub etag: Option<ETag>,
     /// Bytes a page.
     pub page_size: PageSize,
@@ -192,7 +192,7 @@ fn apply_files(
             let why = "its header has other TXIDs than its name";
             return Err(RestoreError::Misfit { file: name, why });
         }
-        last = Some((header, etag));
+        last = Some((header, etag.filter(|_| file.key.level == 0)));
     }
     let Some((header, etag)) = last else { return Err(RestoreError::Empty) };
     let (page_size, page_count) = target.finish()?;
