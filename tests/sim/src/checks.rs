@@ -427,6 +427,22 @@ impl World {
         }
     }
 
+    /// A copy of the owner's own, which holds all that the replica has and more, is the newest
+    /// there is. (A disk that was put back cannot know that.)
+    pub fn invariant_10_nothing_is_set_aside_without_need(&mut self, b: BoxIndex, host: &Host) {
+        let site = &self.boxes[b];
+        let Some(copy) = site.disk.copies.get(host) else { return };
+        let (Some(database), Some(position)) = (&copy.database, &copy.position) else { return };
+        let since = self.store.hosts.get(host).filter(|r| r.id == site.id).map(|r| r.since);
+        let Ok(Some(replica)) = self.store.restore(host) else { return };
+        let own = since.is_some_and(|since| since <= position.generation) && !site.put_back;
+        let ahead = database.content.len() > replica.content.len();
+        if own && ahead && database.content.starts_with(&replica.content) {
+            let what = format!("box{b} sets the newest copy of {host} aside");
+            self.violate(10, &what);
+        }
+    }
+
     /// At the end: every write is in the store, in a copy, or in a fork on a disk that is there.
     pub fn invariant_10_every_write_is_somewhere(&mut self) {
         for (host, writes) in &self.ledger.committed {

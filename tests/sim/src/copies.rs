@@ -156,6 +156,9 @@ impl World {
         let Some(host) = self.host_at(b, slot) else { return };
         match task {
             Task::Restore(ticket, set_aside) => {
+                if set_aside {
+                    self.invariant_10_nothing_is_set_aside_without_need(b, &host);
+                }
                 if set_aside && !self.breaks(Sabotage::ForkDiscarded) {
                     self.tell(|| format!("box{b} sets its copy of {host} aside"));
                     self.boxes[b].disk.set_aside(&host);
@@ -210,8 +213,14 @@ impl World {
         let answer = match read {
             Err(problem) => Err(problem),
             Ok(None) => Err(ReplicaProblem::Corrupt("nothing to restore".into())),
-            Ok(Some(restored)) => {
+            Ok(Some(mut restored)) => {
                 self.ledger.count("restores");
+                if self.breaks(Sabotage::SnapshotTagTaken)
+                    && restored.tip.etag.is_none()
+                    && let Some(host) = self.host_at(b, slot)
+                {
+                    restored.tip.etag = self.store.snapshot_tag(&host, restored.tip.txid);
+                }
                 let tip = restored.tip.clone();
                 self.name_early(b, slot, &restored);
                 if let Some(hosted) = self.hosted(b, slot) {

@@ -57,10 +57,12 @@ pub enum Sabotage {
     SessionUnfenced,
     /// A restored file gets name and clean position before its fence is definite.
     PositionBeforeFence,
+    /// A restore that ends with a snapshot gives the snapshot's tag as that of the L0.
+    SnapshotTagTaken,
 }
 
 /// A sabotage, its name, and the invariants whose checker must trip.
-pub const SABOTAGES: [(Sabotage, &str, &[u8]); 27] = [
+pub const SABOTAGES: [(Sabotage, &str, &[u8]); 28] = [
     (Sabotage::LeaseAssumed, "lease-assumed", &[1]),
     (Sabotage::HostMatchIgnored, "host-match-ignored", &[1, 2]),
     (Sabotage::SessionMatchIgnored, "session-match-ignored", &[1, 2]),
@@ -88,6 +90,7 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 27] = [
     (Sabotage::MarginOmitted, "margin-omitted", &[1, 2]),
     (Sabotage::SessionUnfenced, "session-unfenced", &[1, 2]),
     (Sabotage::PositionBeforeFence, "position-before-fence", &[3, 10]),
+    (Sabotage::SnapshotTagTaken, "snapshot-tag-taken", &[10]),
 ];
 
 impl Sabotage {

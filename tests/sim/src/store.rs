@@ -210,6 +210,10 @@ impl Store {
         let (base, content) =
             base.map_or((Txid(0), Vec::new()), |((_, t), c)| (*t, c.value.clone()));
         let mut restored = Restored { tip: tip.clone(), content, merged: None };
+        if base == tip.txid {
+            // The L0 of that number was not read.
+            restored.tip.etag = None;
+        }
         let mut number = base.next();
         while number <= tip.txid {
             let Some(file) = self.files.get(&(host.clone(), number)) else {
@@ -219,6 +223,12 @@ impl Store {
             number = number.next();
         }
         Ok(Some(restored))
+    }
+
+    /// Tag of a snapshot.
+    #[must_use]
+    pub fn snapshot_tag(&self, host: &Host, txid: Txid) -> Option<ETag> {
+        self.snapshots.get(&(host.clone(), txid)).map(|snapshot| snapshot.etag.clone())
     }
 
     /// Hosts that have files.
