@@ -267,3 +267,28 @@ fn requests_in_flight_end_when_the_proxy_drains() -> Result<()> {
     ensure!(refused.is_err(), "nobody listens any more");
     world.stop()
 }
+
+#[test]
+fn what_is_written_after_a_restore_from_a_snapshot_survives_the_activators_death() -> Result<()> {
+    let bin = programs()?;
+    let config = World::guestbook(&bin, "path").replace("\"stream\"", "\"batched\"");
+    let mut world = World::started(&bin, &Plan { config, ..Plan::default() })?;
+    world.add(HOST, "guestbook")?;
+    let snapshots = world.path("store/dormouse").join(HOST).join("ltx/9");
+    let mut signed = Vec::new();
+    while !snapshots.is_dir() {
+        ensure!(signed.len() < 20, "no snapshot after {} visits", signed.len());
+        signed.push(format!("visit {}", signed.len()));
+        world.sign(HOST, signed.last().context("a name")?)?;
+        world.dormouse(&["sleep", HOST])?;
+        world.wait_state(HOST, "asleep")?;
+    }
+    world.lose_copy(HOST)?;
+    signed.push("after".into());
+    world.sign(HOST, "after")?;
+    world.end_activator(Signal::SIGKILL)?;
+    ensure!(world.names_stored(HOST)?.len() + 1 == signed.len(), "not uploaded yet");
+    world.start_activator()?;
+    ensure!(world.names(HOST)? == signed, "the copy on disk is the newest there is");
+    world.stop()
+}
