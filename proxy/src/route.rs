@@ -334,6 +334,7 @@ fn refusal(reason: Refusal, retry_after_s: u32) -> Answer {
         Refusal::SidecarAsleep => "the host is asleep",
         Refusal::Held => "the host is held down",
         Refusal::ReplicaDamaged => "the host's replica is damaged",
+        Refusal::DatabaseUnfit => "the host's database cannot be replicated",
         Refusal::ShuttingDown => "shutting down",
         Refusal::Unknown => "the host cannot be served",
     };

@@ -80,8 +80,10 @@ pub enum Reason {
     StoreDown,
     /// The session's name belongs to another box.
     NoSession,
-    /// The replica is corrupt, gapped, older than what was acknowledged, or unfit.
+    /// The replica is corrupt, gapped, or older than what was acknowledged.
     Replica,
+    /// The database is none that can be replicated.
+    Database,
     /// This box's disk failed or is full.
     Disk,
     /// The instance does not start.

@@ -454,6 +454,7 @@ impl HostEntry {
             | Reason::StoreDown
             | Reason::NoSession
             | Reason::Replica
+            | Reason::Database
             | Reason::Disk
             | Reason::Broken
             | Reason::Unproven

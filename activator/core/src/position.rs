@@ -94,7 +94,7 @@ impl Position {
 /// What was found on this box's disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LocalCopy {
-    /// The database file, when there is one.
+    /// The database file, when there is one that is not empty.
     pub file: Option<FileId>,
     /// The position file, when there is one.
     pub position: Option<Position>,
@@ -103,6 +103,9 @@ pub struct LocalCopy {
     /// Nonces of uploads that were begun here and are not known to be acknowledged.
     #[serde(default)]
     pub spool: Vec<Nonce>,
+    /// The file was followed once and is no database any more: cut off, or overwritten.
+    #[serde(default)]
+    pub damaged: bool,
 }
 
 /// The newest L0 in the store.
@@ -233,7 +236,7 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
             Remote::Known(Some(_)) => Verdict::Refuse(CopyRefusal::UnknownFile),
         };
     };
-    let intact = position.clean && position.file == *file && local.wal_bytes == 0;
+    let intact = position.clean && position.file == *file && local.wal_bytes == 0 && !local.damaged;
     let unbroken = claimed.unbroken == Some(position.generation);
     let newest = match remote {
         Remote::Unasked if intact && unbroken => return Verdict::Use,
@@ -258,7 +261,7 @@ pub fn judge(claimed: Claimed<'_>, local: &LocalCopy, remote: &Remote) -> Verdic
     if newest.tip.txid < position.txid {
         return Verdict::Refuse(CopyRefusal::RemoteOlder);
     }
-    if own && descends(newest, local, position) {
+    if own && !local.damaged && descends(newest, local, position) {
         return Verdict::Keep;
     }
     Verdict::Restore { set_aside: true }

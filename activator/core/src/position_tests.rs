@@ -22,7 +22,13 @@ fn position(generation: u64, txid: u64, clean: bool) -> Position {
 }
 
 fn local(position: Option<Position>) -> LocalCopy {
-    LocalCopy { file: Some(FILE), position, wal_bytes: 0, spool: Vec::from(["mine".into()]) }
+    LocalCopy {
+        file: Some(FILE),
+        position,
+        wal_bytes: 0,
+        spool: Vec::from(["mine".into()]),
+        damaged: false,
+    }
 }
 
 fn record(id: &str, generation: u64, since: u64, state: HostState, txid: u64) -> HostRecord {
@@ -146,6 +152,22 @@ fn a_position_without_a_tag_goes_by_its_number() {
     let before = record("me", 9, 6, HostState::Owned, 0);
     assert_eq!(verdict(Some(&before), None, &copy, &tip(3, "x")), Verdict::Keep);
     assert_eq!(verdict(Some(&before), None, &copy, &sent(3, "x")), Verdict::Keep);
+}
+
+#[test]
+fn a_file_that_is_no_database_any_more_is_set_aside_for_what_the_replica_has() {
+    let before = record("me", 9, 6, HostState::Owned, 0);
+    for clean in [true, false] {
+        let copy = LocalCopy { damaged: true, ..local(Some(position(7, 3, clean))) };
+        assert_eq!(verdict(None, Some(7), &copy, &Remote::Unasked), Verdict::List);
+        for remote in [tip(3, "\"tag\""), sent(4, "mine")] {
+            let restored = Verdict::Restore { set_aside: true };
+            assert_eq!(verdict(None, Some(7), &copy, &remote), restored);
+            assert_eq!(verdict(Some(&before), None, &copy, &remote), restored);
+        }
+        let older = Verdict::Refuse(CopyRefusal::RemoteOlder);
+        assert_eq!(verdict(Some(&before), None, &copy, &tip(2, "x")), older);
+    }
 }
 
 #[test]

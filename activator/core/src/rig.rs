@@ -200,6 +200,7 @@ impl Rig {
             }),
             wal_bytes: 0,
             spool: Vec::from([NONCE.into()]),
+            damaged: false,
         };
     }
 

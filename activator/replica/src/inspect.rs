@@ -1,8 +1,9 @@
 //! A look at the local copy, for the core's table; and setting it aside.
 //!
-//! Looks by `lstat` alone: opening and closing the database would drop our own locks on it.
+//! Looks by `lstat`, and reads no more than a header: of a file that is not what the position says,
+//! which nobody of this process has open. (Closing one that is open would drop our locks on it.)
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,22 +11,51 @@ use std::path::{Path, PathBuf};
 use dormouse_core::ids::{Generation, Txid};
 use dormouse_core::position::{FileId, LocalCopy};
 
-use crate::follow::wal_path;
+use crate::follow::{SQLITE_HEADER_LEN, page_size, wal_path};
 use crate::position_file::{self, PositionFileError};
 use crate::restore::side_files;
 use crate::spool::{self, sync_dir};
+use crate::wal::read_up_to;
 
 /// Looks at database, `-wal`, position file and spool. Blocks.
 pub fn inspect(database: &Path, state_dir: &Path) -> Result<LocalCopy, PositionFileError> {
     let position = position_file::load(state_dir)?;
-    let file = stat(database)?;
+    // An empty file is none: SQLite makes a database of it, and there is nothing to keep.
+    let file = stat(database)?.filter(|file| file.size > 0);
     let wal_bytes = stat(&wal_path(database))?.map_or(0, |wal| wal.size);
     let spool = spool::left_over(state_dir).map_err(|source| {
         let path = spool::dir(state_dir);
         PositionFileError::Io { path, source }
     })?;
     let spool = spool.into_iter().map(|(_, nonce)| nonce).collect();
-    Ok(LocalCopy { file, position, wal_bytes, spool })
+    let changed = position.as_ref().zip(file).filter(|(position, file)| position.file != *file);
+    let damaged = match changed {
+        Some((_, file)) => is_damaged(database, file)
+            .map_err(|source| PositionFileError::Io { path: database.to_owned(), source })?,
+        None => false,
+    };
+    Ok(LocalCopy { file, position, wal_bytes, spool, damaged })
+}
+
+/// Whether this is no database, or less than its header says. With a WAL or a journal beside it the
+/// header may be ahead of the file.
+fn is_damaged(database: &Path, file: FileId) -> io::Result<bool> {
+    if !fs::symlink_metadata(database)?.is_file() {
+        // Refused by name where it is opened for good.
+        return Ok(false);
+    }
+    let mut head = [0; SQLITE_HEADER_LEN];
+    let got = read_up_to(&File::open(database)?, &mut head, 0)?;
+    let Some(page_size) = page_size(&head).filter(|_| got == head.len()) else { return Ok(true) };
+    let is_settled = side_files(database)
+        .iter()
+        .filter(|side| side.extension().is_none_or(|name| name != "shm"))
+        .all(|side| fs::symlink_metadata(side).map_or(0, |side| side.len()) == 0);
+    // Programs that do not know of the count leave an old one, with the change counter of then.
+    let is_counted = head[24..28] == head[92..96];
+    let count = u32::from_be_bytes([head[28], head[29], head[30], head[31]]);
+    let whole = u64::from(page_size.get()).saturating_mul(u64::from(count));
+    Ok(is_settled && is_counted && file.size < whole)
 }
 
 /// What tells this file from others; none when there is none. Blocks.
@@ -121,6 +151,50 @@ mod tests {
         assert_eq!(copy.position, Some(position));
         position_file::mark_unclean(dir.path()).unwrap();
         assert!(!inspect(&db, dir.path()).unwrap().position.unwrap().clean);
+    }
+
+    #[test]
+    fn a_database_that_was_cut_or_overwritten_is_seen_and_one_that_was_edited_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = dir.path().join("db");
+        let app = rusqlite::Connection::open(&db).unwrap();
+        app.execute_batch(
+            "PRAGMA journal_mode = wal; CREATE TABLE t (x); INSERT INTO t VALUES (1)",
+        )
+        .unwrap();
+        drop(app);
+        let position = Position {
+            version: POSITION_VERSION,
+            generation: Generation(3),
+            txid: Txid(9),
+            etag: None,
+            file: stat(&db).unwrap().unwrap(),
+            page_count: 2,
+            page_size: 4096,
+            clean: true,
+        };
+        position_file::save(dir.path(), &position).unwrap();
+        let seen = || inspect(&db, dir.path()).unwrap();
+        assert!(!seen().damaged);
+        let edit = rusqlite::Connection::open(&db).unwrap();
+        edit.execute_batch("INSERT INTO t VALUES (zeroblob(9000))").unwrap();
+        drop(edit);
+        assert!(!seen().damaged, "an edit");
+        let whole = fs::read(&db).unwrap();
+        fs::write(&db, &whole[..whole.len() - 4096]).unwrap();
+        assert!(seen().damaged, "cut off");
+        fs::write(dir.path().join("db-journal"), b"its pages").unwrap();
+        assert!(!seen().damaged, "SQLite rolls it back");
+        fs::remove_file(dir.path().join("db-journal")).unwrap();
+        for garbage in [&b"garbage"[..], &[7; 9000], &whole[..50]] {
+            fs::write(&db, garbage).unwrap();
+            assert!(seen().damaged, "overwritten");
+        }
+        fs::write(&db, b"").unwrap();
+        assert_eq!((seen().file, seen().damaged), (None, false), "as if it were not there");
+        position_file::clear(dir.path()).unwrap();
+        fs::write(&db, b"garbage").unwrap();
+        assert!(!seen().damaged, "never followed: nobody knows what it is");
     }
 
     #[test]

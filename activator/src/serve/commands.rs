@@ -147,6 +147,10 @@ pub(crate) struct HostStatus {
     pub(crate) due_ms: Option<u64>,
     /// It sleeps, and its local copy may be ahead of the store.
     pub(crate) unsynced: bool,
+    /// TXID of the state before the database was last changed while its host slept: by hand, or by
+    /// an older file that was put in its place. Since the activator started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) changed_after: Option<u64>,
     /// Why its last wake or sleep did not go well.
     pub(crate) problem: Option<String>,
     /// Local copies that were set aside, with generation and TXID in their names: `status HOST` only.
@@ -476,6 +480,7 @@ impl Driver {
             drill: self.parts.drills.of(&hosted.host),
             due_ms: due.map(|due| due.0),
             unsynced,
+            changed_after: hosted.replica.watched.changed_after().map(|txid| txid.0),
             problem,
             forks: Vec::new(),
         })

@@ -250,6 +250,7 @@ fn refusal(reason: Reason) -> Refusal {
         Reason::StoreDown => Refusal::StoreDown,
         Reason::NoSession | Reason::Lost => Refusal::SessionExpired,
         Reason::Replica => Refusal::ReplicaDamaged,
+        Reason::Database => Refusal::DatabaseUnfit,
         Reason::Disk => Refusal::WakeFailed,
         Reason::Broken => Refusal::Broken,
         Reason::Unproven => Refusal::Unproven,

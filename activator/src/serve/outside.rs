@@ -57,6 +57,7 @@ impl Driver {
             Reason::StoreDown
             | Reason::NoSession
             | Reason::Replica
+            | Reason::Database
             | Reason::Disk
             | Reason::Broken
             | Reason::Unproven

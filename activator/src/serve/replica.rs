@@ -132,10 +132,13 @@ impl HostReplica {
             for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
                 private_dir(dir.unwrap_or(Path::new("/"))).map_err(text)?;
             }
-            if self.set_wal {
-                self.switch_to_wal()?;
+            let seen = inspect::inspect(&self.database, &self.state_dir).map_err(text)?;
+            // Never a file that is to be set aside, or that is as good as absent.
+            let may_switch = self.set_wal && seen.file.is_some() && !seen.damaged;
+            if may_switch && self.switch_to_wal()? {
+                return inspect::inspect(&self.database, &self.state_dir).map_err(text);
             }
-            inspect::inspect(&self.database, &self.state_dir).map_err(text)
+            Ok(seen)
         });
         Answer::Inspected(seen.await)
     }
@@ -250,8 +253,9 @@ impl HostReplica {
         let mut fence = self.fence.lock().await;
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
             let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
+            let watched = self.watched.clone();
             let made = blocking(move || {
-                tell_change(&database, &state_dir)?;
+                tell_change(&database, &state_dir, &watched)?;
                 Fence::image(&database, &state_dir, txid, &nonce, wall_ms()).map_err(text)
             });
             match made.await {
@@ -365,10 +369,11 @@ impl HostReplica {
         }
     }
 
-    /// Where the app's config asks for it. Before the look: what it changes is seen as a change.
-    fn switch_to_wal(&self) -> Result<(), String> {
+    /// Where the app's config asks for it; true when it was in another mode.
+    fn switch_to_wal(&self) -> Result<bool, String> {
         match follow::switch_to_wal(&self.database) {
-            Ok(_) | Err(FollowError::Absent { .. }) => Ok(()),
+            Ok(switched) => Ok(switched),
+            Err(FollowError::Absent { .. }) => Ok(false),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -462,9 +467,10 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 const NO_FILE: FileId = FileId { inode: 0, size: 0, ctime_ns: 0 };
 
 /// An operator's edit, or an older file that was put in place: nobody can tell, so it is said.
-fn tell_change(database: &Path, state_dir: &Path) -> Result<(), String> {
+fn tell_change(database: &Path, state_dir: &Path, watched: &Watched) -> Result<(), String> {
     let Some(position) = position_file::load(state_dir).map_err(text)? else { return Ok(()) };
     if position.clean && inspect::stat(database).map_err(text)? != Some(position.file) {
+        watched.set_changed_after(position.txid);
         tracing::warn!(
             database = %database.display(),
             before = %position.txid,

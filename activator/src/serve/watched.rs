@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dormouse_core::ids::Txid;
 use dormouse_core::time::{MILLI_NS, Nanos, SECOND_NS};
 use dormouse_replica::clock;
 use dormouse_replica::replica::{State, Status};
@@ -31,6 +32,8 @@ struct Seen {
     running: Option<watch::Receiver<Status>>,
     /// What the last sleep found wrong.
     fault: Option<String>,
+    /// TXID after which the database was changed while its host slept.
+    changed_after: Option<Txid>,
 }
 
 impl Watched {
@@ -64,6 +67,14 @@ impl Watched {
 
     pub(crate) fn set_fault(&self, fault: Option<String>) {
         self.seen().fault = fault;
+    }
+
+    pub(crate) fn changed_after(&self) -> Option<Txid> {
+        self.seen().changed_after
+    }
+
+    pub(super) fn set_changed_after(&self, txid: Txid) {
+        self.seen().changed_after = Some(txid);
     }
 
     /// Of an awake host.

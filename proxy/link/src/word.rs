@@ -161,6 +161,8 @@ refusals! {
     ReplicaDamaged = 13, "replica-damaged";
     /// The proxy or the activator is shutting down.
     ShuttingDown = 14, "shutting-down";
+    /// The database is none that can be replicated: not in WAL mode, encrypted, overwritten.
+    DatabaseUnfit = 15, "database-unfit";
 }
 
 #[cfg(all(test, not(loom)))]

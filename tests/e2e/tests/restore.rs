@@ -353,3 +353,52 @@ fn a_database_whose_pages_have_another_size_now_is_restored_after_the_next_visit
     ensure!(world.names(HOST)? == ["one", "two", "three"]);
     world.stop()
 }
+
+#[test]
+fn a_database_that_was_cut_or_overwritten_is_set_aside_and_restored() -> Result<()> {
+    let world = world("")?;
+    let mut signed = Vec::new();
+    for (kind, forks) in [("cut", 1), ("garbage", 2), ("empty", 2)] {
+        signed.push(kind.to_owned());
+        world.sign(HOST, kind)?;
+        sleep(&world)?;
+        let database = world.database(HOST);
+        let bytes = fs::read(&database)?;
+        let half = bytes.len() / 2;
+        fs::write(
+            &database,
+            match kind {
+                "cut" => bytes.get(..half).context("half of it")?,
+                "garbage" => b"garbage",
+                _ => b"",
+            },
+        )?;
+        ensure!(world.names(HOST)? == signed, "{kind}");
+        let found = world.host(HOST)?["forks"].as_array().map_or(0, Vec::len);
+        ensure!(found == forks, "{kind}: {found} forks");
+    }
+    world.stop()
+}
+
+#[test]
+fn an_older_file_that_is_put_in_place_is_taken_and_said() -> Result<()> {
+    let world = world("")?;
+    world.sign(HOST, "one")?;
+    sleep(&world)?;
+    fs::copy(world.database(HOST), world.path("older.db"))?;
+    world.sign(HOST, "two")?;
+    sleep(&world)?;
+    let before = told(&world, &["restore", HOST, "--dry-run"])?["txid"].clone();
+    fs::copy(world.path("older.db"), world.database(HOST))?;
+    ensure!(world.names(HOST)? == ["one"], "it is what the operator put there");
+    let host = world.host(HOST)?;
+    ensure!(host["changed_after"] == before, "{before}: {host}");
+    ensure!(world.log("activator.log")?.contains("changed while its host slept"));
+    let to = text(&world, "before.db");
+    world.dormouse(&["restore", HOST, "--to", &to, "--txid", &before.to_string()])?;
+    ensure!(names_in(&world.path("before.db"))? == ["one", "two"], "nothing is lost");
+    sleep(&world)?;
+    world.lose_copy(HOST)?;
+    ensure!(world.names(HOST)? == ["one"], "and in the store");
+    world.stop()
+}

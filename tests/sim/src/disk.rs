@@ -94,6 +94,7 @@ impl Disk {
             position: copy.position.clone(),
             wal_bytes: copy.database.as_ref().map_or(0, |database| database.wal),
             spool: copy.spool.iter().map(|(_, nonce)| nonce.clone()).collect(),
+            damaged: false,
         }
     }
 

@@ -121,7 +121,7 @@ impl HostEntry {
                 self.fail_wake(Reason::Replica, format!("replica: {why}"), ctx);
             }
             ReplicaProblem::Unfit(why) => {
-                self.fail_wake(Reason::Replica, format!("database: {why}"), ctx);
+                self.fail_wake(Reason::Database, format!("database: {why}"), ctx);
             }
             ReplicaProblem::Local(why) => self.fail_wake(Reason::Disk, why.clone(), ctx),
         }

@@ -5,7 +5,7 @@ use alloc::string::String;
 
 use super::{Context, HostEntry, Purpose, State, StopStep, Then, Wake, Why};
 use crate::effect::{Effect, Failure, Reason, Word};
-use crate::event::Answer;
+use crate::event::{Answer, ReplicaProblem};
 use crate::ids::Run;
 use crate::time::{Mono, Nanos};
 
@@ -68,7 +68,13 @@ impl HostEntry {
             Ok(()) => self.awake(run, ctx),
             Err(problem) => {
                 let detail = format!("replica: {}", problem.detail());
-                self.fail_start(Reason::Replica, detail, ctx);
+                let reason = match problem {
+                    ReplicaProblem::Store(_) => Reason::StoreDown,
+                    ReplicaProblem::Corrupt(_) => Reason::Replica,
+                    ReplicaProblem::Unfit(_) => Reason::Database,
+                    ReplicaProblem::Local(_) => Reason::Disk,
+                };
+                self.fail_start(reason, detail, ctx);
             }
         }
     }
@@ -77,6 +83,8 @@ impl HostEntry {
         assert!(self.generation().is_some(), "invariant 1: awake without a lease");
         self.backoff = ctx.shared.settings.backoff;
         self.last_problem = None;
+        // What was on this disk alone is followed now: its lag says how far behind it is.
+        self.unsynced = None;
         // Woken for: a failed question at sleep must not wake it again.
         if self.due.is_some_and(|due| due <= ctx.now.wall) {
             self.due = None;

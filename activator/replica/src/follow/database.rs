@@ -29,7 +29,7 @@ const BARRIER_PAUSE: Duration = Duration::from_micros(500);
 /// Pages that our connections cache: they read one page of the schema.
 const CACHE_PAGES: i32 = 1;
 /// `SQLite`'s header: page size at 16, file format versions at 18 and 19.
-const SQLITE_HEADER_LEN: usize = 100;
+pub(crate) const SQLITE_HEADER_LEN: usize = 100;
 const FORMAT_WAL: u8 = 2;
 
 /// The database file, open for reading pages and for keeping our locks.
@@ -92,23 +92,16 @@ impl Database {
         let mut head = [0; SQLITE_HEADER_LEN];
         let got = read_up_to(&self.file, &mut head, 0)
             .map_err(|error| FollowError::io(&self.path, error))?;
-        if got < head.len() || !head.starts_with(b"SQLite format 3\0") {
+        if got == 0 {
             // An empty file is a database that nobody wrote to yet, in rollback mode.
-            let path = self.path.clone();
-            return Err(if got == 0 {
-                FollowError::NotWal { path }
-            } else {
-                FollowError::NotSqlite { path }
-            });
+            return Err(FollowError::NotWal { path: self.path.clone() });
         }
+        let size =
+            page_size(&head).ok_or_else(|| FollowError::NotSqlite { path: self.path.clone() })?;
         if head[18] != FORMAT_WAL || head[19] != FORMAT_WAL {
             return Err(FollowError::NotWal { path: self.path.clone() });
         }
-        let size = match u32::from(u16::from_be_bytes([head[16], head[17]])) {
-            1 => 65536,
-            size => size,
-        };
-        PageSize::new(size).ok_or_else(|| FollowError::NotSqlite { path: self.path.clone() })
+        Ok(size)
     }
 
     /// Reads a page; zeros beyond the end of the file.
@@ -233,6 +226,18 @@ fn wait_for_gap(tries: i32) -> bool {
         std::thread::sleep(BARRIER_PAUSE);
     }
     tries < BARRIER_TRIES
+}
+
+/// The page size that a database's header tells; none where this is no header of a database.
+pub(crate) fn page_size(head: &[u8; SQLITE_HEADER_LEN]) -> Option<PageSize> {
+    if !head.starts_with(b"SQLite format 3\0") {
+        return None;
+    }
+    let size = match u32::from(u16::from_be_bytes([head[16], head[17]])) {
+        1 => 65536,
+        size => size,
+    };
+    PageSize::new(size)
 }
 
 /// `<database>-wal`.

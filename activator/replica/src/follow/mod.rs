@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use dormouse_core::ids::{Nonce, Txid};
 use rusqlite::Connection;
 
-pub(crate) use database::{Database, wal_path};
+pub(crate) use database::{Database, SQLITE_HEADER_LEN, page_size, wal_path};
 pub use error::FollowError;
 pub use mark::WalMark;
 

@@ -325,7 +325,7 @@ impl State {
         let disk = &self.boxes[b].disk;
         let file = disk.copy.as_ref().map(|content| file_id(content));
         let spool = disk.spool.iter().map(|(_, nonce)| nonce.clone()).collect();
-        LocalCopy { file, position: disk.position.clone(), wal_bytes: 0, spool }
+        LocalCopy { file, position: disk.position.clone(), wal_bytes: 0, spool, damaged: false }
     }
 
     pub(super) fn put_record(&mut self, key: &RecordKey, body: &[u8], expect: &Expect) -> Wrote {
