@@ -81,7 +81,7 @@ enum Command {
         /// The host's name.
         host: String,
         /// The file to write; it must not exist.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", required_unless_present = "dry_run")]
         to: Option<PathBuf>,
         /// Only show what would be read, and what would be reached.
         #[arg(long)]
@@ -137,6 +137,9 @@ struct From {
     at: Option<Moment>,
 }
 
+/// The end of the year 9999.
+const SECONDS_MAX: i64 = 253_402_300_799;
+
 /// A point in time, milliseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Moment(i64);
@@ -145,8 +148,12 @@ impl std::str::FromStr for Moment {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let seconds = text.parse::<i64>().ok().and_then(|seconds| seconds.checked_mul(1000));
-        seconds.or_else(|| dormouse_replica::put::parse_rfc3339(text)).map(Self).ok_or_else(|| {
+        let seconds = text.parse::<i64>().ok();
+        if seconds.is_some_and(|seconds| seconds > SECONDS_MAX) {
+            return Err("Unix seconds after the year 9999: are these milliseconds?".to_owned());
+        }
+        let millis = seconds.and_then(|seconds| seconds.checked_mul(1000));
+        millis.or_else(|| dormouse_replica::put::parse_rfc3339(text)).map(Self).ok_or_else(|| {
             "not a time; allowed: RFC 3339 with a zone, as 2026-12-01T09:22:47Z, or Unix seconds"
                 .to_owned()
         })

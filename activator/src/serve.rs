@@ -225,6 +225,7 @@ fn stop_on_signals(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        tracing::info!("asked to stop");
         // A driver that is gone needs no stop.
         inputs.send(Input::Shutdown).ok();
     });

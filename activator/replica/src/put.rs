@@ -121,7 +121,8 @@ pub fn parse_rfc3339(text: &str) -> Option<i64> {
     let mut clock = time.split(':').map(digits);
     let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
     let is_whole = parts.next().is_none() && clock.next().is_none();
-    let fits = (1..=12).contains(&month) && hour < 24 && minute < 60 && second <= 60;
+    let is_day = (1..=12).contains(&month) && (1..=31).contains(&day);
+    let fits = is_day && hour < 24 && minute < 60 && second <= 60;
     if !is_whole || !fits || fraction.is_empty() || digits(fraction).is_none() {
         return None;
     }

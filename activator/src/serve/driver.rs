@@ -169,10 +169,10 @@ impl Driver {
     /// Runs until everything is asleep after a shutdown.
     pub(crate) async fn run(&mut self) {
         let mut shutdown_ends: Option<Mono> = None;
-        if self.ended {
+        // Asked for while it started: with nothing awake, the core ends it in this very step.
+        if std::mem::take(&mut self.ended) {
             shutdown_ends = Some(self.begin_shutdown());
         }
-        self.ended = false;
         while !self.ended {
             let now = clock::system_now();
             if shutdown_ends.is_some_and(|end| end <= now.mono) {

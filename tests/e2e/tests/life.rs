@@ -11,7 +11,7 @@ use dormouse_core::event::Line;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
 use dormouse_e2e::{client, programs};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 
 const HOST: &str = "a.test";
 
@@ -290,5 +290,24 @@ fn what_is_written_after_a_restore_from_a_snapshot_survives_the_activators_death
     ensure!(world.names_stored(HOST)?.len() + 1 == signed.len(), "not uploaded yet");
     world.start_activator()?;
     ensure!(world.names(HOST)? == signed, "the copy on disk is the newest there is");
+    world.stop()
+}
+
+#[test]
+fn a_stop_that_comes_while_the_activator_starts_ends_it() -> Result<()> {
+    let mut world = world("1h")?;
+    world.end_activator(Signal::SIGKILL)?;
+    // It waits for this proxy to come to its table.
+    let proxy = world.proxy_pid()?;
+    kill(proxy, Signal::SIGSTOP)?;
+    world.begin_activator()?;
+    kill(world.activator_pid()?, Signal::SIGTERM)?;
+    let heard = || Ok(world.log("activator.log")?.contains("asked to stop"));
+    let waited = until(PATIENCE, "the signal is heard", heard);
+    kill(proxy, Signal::SIGCONT)?;
+    waited?;
+    world.end_activator(Signal::SIGTERM)?;
+    world.start_activator()?;
+    world.sign(HOST, "one")?;
     world.stop()
 }

@@ -57,7 +57,7 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
         ("[\"/nowhere/app\"]", "/nowhere/app"),
         ("[\"/bin/sh\", \"-c\", \"echo no; exit 3\"]", "exited with status 3"),
     ] {
-        let world = world_with(&format!("[app.bad]\ncommand = {command}\n"))?;
+        let world = world_with(&format!("[app.bad]\nlisten = \"fd\"\ncommand = {command}\n"))?;
         world.add(HOST, "bad")?;
         refused(&world, "broken")?;
         let problem = problem(&world)?;
@@ -76,7 +76,8 @@ fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
 
 #[test]
 fn an_app_that_cannot_start_costs_no_upload_and_loses_nothing() -> Result<()> {
-    let world = world_with("[app.bad]\ncommand = [\"/bin/sh\", \"-c\", \"exit 3\"]\n")?;
+    let world =
+        world_with("[app.bad]\nlisten = \"fd\"\ncommand = [\"/bin/sh\", \"-c\", \"exit 3\"]\n")?;
     world.add(HOST, "guestbook")?;
     world.sign(HOST, "one")?;
     world.wait_state(HOST, "asleep")?;

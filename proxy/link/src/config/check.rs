@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
-use super::{App, Config, Span, Store, StoreKind};
+use super::{App, AppListen, Config, Span, Store, StoreKind};
 
 /// Why a config was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -165,7 +165,8 @@ fn edge(config: &Config) -> Result<(), Misfit> {
     for listen in &config.edge.listen {
         let fits = |address: &String| address.starts_with("unix:/") || is_address(address);
         if !listen.address.as_ref().is_none_or(fits) {
-            let problem = format!("{:?} of {:?} is no address", listen.address, listen.name);
+            let address = listen.address.as_deref().unwrap_or_default();
+            let problem = format!("{address:?} of {:?} is no address", listen.name);
             return misfit("edge.listen", problem, "ADDRESS:PORT, [V6]:PORT or unix:/PATH");
         }
     }
@@ -204,6 +205,9 @@ fn session(config: &Config) -> Result<(), Misfit> {
     Ok(())
 }
 
+/// For tests; people count in hours.
+const DRILL_MIN: Span = Span::from_millis(100);
+
 fn replica(config: &Config) -> Result<(), Misfit> {
     let replica = &config.replica;
     let windows = [replica.level_1, replica.level_2, replica.level_3, replica.snapshot];
@@ -215,6 +219,10 @@ fn replica(config: &Config) -> Result<(), Misfit> {
     if replica.wal_max_mib == 0 {
         let problem = "is 0: every commit would be followed by a whole image".to_owned();
         return misfit("replica.wal_max_mib", problem, "1 or more");
+    }
+    if config.drill.every.is_some_and(|every| every < DRILL_MIN) {
+        let problem = "restores would follow one another without a pause".to_owned();
+        return misfit("drill.every", problem, "100ms or more; a day is plenty");
     }
     if config.drill.max_mib == 0 {
         let problem = "is 0: no drill would be done".to_owned();
@@ -355,7 +363,35 @@ fn app(name: &str, app: &App) -> Result<(), Misfit> {
             return misfit(&key("health or next_due"), problem, "a path like /healthz");
         }
     }
+    if let Some(word) = app.command.iter().find_map(|text| unknown_word(text)) {
+        let problem = format!("{word:?} is filled in by nothing");
+        return misfit(&key("command"), problem, "{socket}, {db}, {host} and {dir}");
+    }
+    let binds = app.listen == AppListen::Path;
+    if binds && !app.command.iter().any(|text| text.contains("{socket}")) {
+        let problem = "nothing tells the app which socket to bind".to_owned();
+        return misfit(
+            &key("command"),
+            problem,
+            "{socket} among its arguments, or listen = \"fd\"",
+        );
+    }
     Ok(())
+}
+
+/// A word in braces that looks like one of ours and is none; `${…}` is a shell's.
+fn unknown_word(text: &str) -> Option<&str> {
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (word, _) = after.split_once('}')?;
+        let is_word = !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        let is_known = ["socket", "db", "host", "dir"].contains(&word);
+        if is_word && !is_known && !before.ends_with('$') {
+            return Some(word);
+        }
+        rest = after;
+    }
+    None
 }
 
 #[cfg(test)]
@@ -444,6 +480,9 @@ mod tests {
             ("[replica]\nlevel_2 = \"1s\"", "replica.level_1"),
             ("[replica]\nretention = \"1s\"", "replica.retention"),
             ("[app.x]\ncommand = [\"relative\"]", "app.x.command"),
+            ("[app.x]\ncommand = [\"/x\", \"{dbx}\"]", "app.x.command"),
+            ("[app.x]\ncommand = [\"/x\", \"{db}\"]", "app.x.command"),
+            ("[drill]\nevery = \"1ms\"", "drill.every"),
             ("[app.x]\ncommand = [\"/x\"]\ndb = \"../y\"", "app.x.db"),
             ("[app.x]\ncommand = [\"/x\"]\nhealth = \"z\"", "app.x.health"),
             ("[app.x]\ncommand = [\"/x\"]\nhealth = \"/a b\"", "app.x.health"),
