@@ -54,10 +54,10 @@ fn level_0(world: &World) -> Result<Vec<PathBuf>> {
 #[test]
 fn an_executable_that_is_missing_or_exits_at_once_is_named() -> Result<()> {
     for (command, says) in [
-        ("[\"/nowhere/app\"]", "/nowhere/app"),
-        ("[\"/bin/sh\", \"-c\", \"echo no; exit 3\"]", "exited with status 3"),
+        ("[\"/nowhere/app\", \"{socket}\"]", "/nowhere/app"),
+        ("[\"/bin/sh\", \"-c\", \"exit 3\", \"{socket}\"]", "exited with status 3"),
     ] {
-        let world = world_with(&format!("[app.bad]\nlisten = \"fd\"\ncommand = {command}\n"))?;
+        let world = world_with(&format!("[app.bad]\ncommand = {command}\n"))?;
         world.add(HOST, "bad")?;
         refused(&world, "broken")?;
         let problem = problem(&world)?;
