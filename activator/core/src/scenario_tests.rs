@@ -233,6 +233,17 @@ fn a_handover_that_cannot_be_says_why_and_changes_nothing() {
     rig.step(Event::HandOut(SLOT));
     assert!(handed(&rig).unwrap().unwrap_err().contains("not renewed"), "{:?}", handed(&rig));
     assert_eq!(rig.label(), "Awake");
+    // Out twice.
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.step(Event::HandOut(SLOT));
+    rig.settle();
+    assert_eq!(handed(&rig), Some(Ok(())));
+    rig.step(Event::HandOut(SLOT));
+    rig.settle();
+    let why = handed(&rig).unwrap().unwrap_err();
+    assert!(why.starts_with("the host was not handed out: an outside supervisor"), "{why}");
     // Another box handed it out, and is alive; then it is gone.
     let mut rig = Rig::new(None);
     rig.settle();

@@ -83,7 +83,7 @@ impl HostEntry {
             }
         } else if synced {
             let why = self.last_problem.clone().unwrap_or_default();
-            self.end_handover(Err(format!("not everything could be uploaded: {why}")), ctx);
+            self.end_handover(Err(format!("the host was not handed out: {why}")), ctx);
         } else {
             self.handover = Some(Handover::Out { synced: true });
             self.begin_sync(ctx);
