@@ -80,6 +80,7 @@ impl World {
         let disk = match self.rng.below(100) {
             0..20 => Fate::Lost,
             20..35 => Fate::PutBack,
+            35..45 => Fate::Damaged,
             _ => Fate::Kept,
         };
         let mut down = self.rng.between(1, 60) * S;
@@ -147,6 +148,7 @@ impl World {
             Fate::Kept => {}
             Fate::Lost => self.lose_disk(b),
             Fate::PutBack => self.put_back_disk(b),
+            Fate::Damaged => self.damage_disk(b),
         }
         self.after(down, Item::Restart(b));
     }
@@ -171,6 +173,14 @@ impl World {
         let disk = std::mem::replace(&mut self.boxes[b].disk, backup);
         self.boxes[b].put_back = true;
         self.write_off(disk);
+    }
+
+    /// Databases that were replicated once are cut off.
+    fn damage_disk(&mut self, b: BoxIndex) {
+        self.tell(|| format!("box{b}: its databases are cut off"));
+        self.ledger.count("disks damaged");
+        let lost = self.boxes[b].disk.cut_off(&mut self.rng);
+        self.ledger.lost.extend(lost);
     }
 
     /// What was only on this disk is not looked for any more.

@@ -437,7 +437,7 @@ impl World {
         let Ok(Some(replica)) = self.store.restore(host) else { return };
         let own = since.is_some_and(|since| since <= position.generation) && !site.put_back;
         let ahead = database.content.len() > replica.content.len();
-        if own && ahead && database.content.starts_with(&replica.content) {
+        if own && ahead && !database.damaged && database.content.starts_with(&replica.content) {
             let what = format!("box{b} sets the newest copy of {host} aside");
             self.violate(10, &what);
         }

@@ -9,7 +9,7 @@ use dormouse_core::position::RemoteTip;
 use dormouse_core::upload::{PutAnswer, Standing};
 
 use crate::clock::MS;
-use crate::disk::history;
+use crate::disk::{Copy, history};
 use crate::network::{Ask, To};
 use crate::replicas::{Running, Start};
 use crate::sabotage::Sabotage;
@@ -125,6 +125,12 @@ impl World {
                 (position.txid, position.etag) = (newest.tip.txid, newest.tip.etag);
             }
             seen.wal_bytes = 0;
+        }
+        if self.breaks(Sabotage::DamageUnseen) {
+            seen.damaged = false;
+            if let Some(database) = &mut self.boxes[b].disk.copy(&host).database {
+                database.damaged = false;
+            }
         }
         if self.breaks(Sabotage::NewestAssumedOwn) {
             seen.spool.extend(self.store.newest(&host).and_then(|newest| newest.nonce));
@@ -298,6 +304,13 @@ impl World {
     fn make_image(&mut self, b: BoxIndex, slot: Slot, ticket: Ticket, nonce: Nonce, txid: Txid) {
         let Some(host) = self.host_at(b, slot) else { return };
         let made = self.hosted(b, slot).and_then(|h| h.fence.as_ref().map(|f| f.nonce.clone()));
+        let is_damaged = |copy: &Copy| copy.database.as_ref().is_some_and(|d| d.damaged);
+        if made.as_ref() != Some(&nonce) && is_damaged(self.boxes[b].disk.copy(&host)) {
+            // A supervisor outside left it so: an operator moves it away.
+            self.boxes[b].disk.set_aside(&host);
+            let problem = ReplicaProblem::Unfit("the database is cut off".into());
+            return self.task_ends(b, slot, ticket, Answer::Uploaded(Uploaded::Failed(problem)));
+        }
         if made.as_ref() != Some(&nonce) {
             self.boxes[b].disk.checkpoint(&host);
             let database = self.boxes[b].disk.copy(&host).database.clone();

@@ -22,6 +22,8 @@ pub struct Database {
     pub wal: u64,
     /// What tells it from other files.
     pub file: FileId,
+    /// It is less than its header says.
+    pub damaged: bool,
 }
 
 /// One host's files.
@@ -94,7 +96,7 @@ impl Disk {
             position: copy.position.clone(),
             wal_bytes: copy.database.as_ref().map_or(0, |database| database.wal),
             spool: copy.spool.iter().map(|(_, nonce)| nonce.clone()).collect(),
-            damaged: false,
+            damaged: copy.database.as_ref().is_some_and(|database| database.damaged),
         }
     }
 
@@ -104,7 +106,7 @@ impl Disk {
         let size = u64::try_from(content.len()).unwrap_or(0);
         let synced = content.len();
         let file = FileId { inode, size, ctime_ns: inode };
-        self.copy(host).database = Some(Database { content, synced, wal: 0, file });
+        self.copy(host).database = Some(Database { content, synced, wal: 0, file, damaged: false });
     }
 
     /// The app commits.
@@ -195,6 +197,23 @@ impl Disk {
             }
         }
         (session, releasing)
+    }
+
+    /// Each database that has a position in its replica ends too early; what it loses is returned.
+    pub fn cut_off(&mut self, rng: &mut Rng) -> Vec<Write> {
+        let mut lost = Vec::new();
+        let ctime_ns = self.change();
+        for copy in self.copies.values_mut() {
+            let is_replicated = copy.position.as_ref().is_some_and(|p| p.txid > Txid(0));
+            let Some(database) = copy.database.as_mut().filter(|_| is_replicated) else { continue };
+            let kept = rng.index(database.content.len() + 1);
+            lost.extend(database.content.drain(kept..));
+            database.synced = kept;
+            database.wal = 0;
+            database.file.ctime_ns = ctime_ns;
+            database.damaged = true;
+        }
+        lost
     }
 
     /// Power goes: of each database some suffix that was not fsynced is lost, and is returned.

@@ -59,10 +59,12 @@ pub enum Sabotage {
     PositionBeforeFence,
     /// A restore that ends with a snapshot gives the snapshot's tag as that of the L0.
     SnapshotTagTaken,
+    /// A database that was cut off counts as whole.
+    DamageUnseen,
 }
 
 /// A sabotage, its name, and the invariants whose checker must trip.
-pub const SABOTAGES: [(Sabotage, &str, &[u8]); 28] = [
+pub const SABOTAGES: [(Sabotage, &str, &[u8]); 29] = [
     (Sabotage::LeaseAssumed, "lease-assumed", &[1]),
     (Sabotage::HostMatchIgnored, "host-match-ignored", &[1, 2]),
     (Sabotage::SessionMatchIgnored, "session-match-ignored", &[1, 2]),
@@ -91,6 +93,7 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 28] = [
     (Sabotage::SessionUnfenced, "session-unfenced", &[1, 2]),
     (Sabotage::PositionBeforeFence, "position-before-fence", &[3, 10]),
     (Sabotage::SnapshotTagTaken, "snapshot-tag-taken", &[10]),
+    (Sabotage::DamageUnseen, "damage-unseen", &[3, 10]),
 ];
 
 impl Sabotage {

@@ -87,6 +87,8 @@ pub enum Fate {
     Lost,
     /// An earlier state of it is put back, if one was kept.
     PutBack,
+    /// Databases on it end too early.
+    Damaged,
 }
 
 /// Something that is planned for a box.
