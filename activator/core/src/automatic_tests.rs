@@ -4,7 +4,7 @@ use crate::effect::{Effect, Reason, RecordKey};
 use crate::event::{Cause, Event};
 use crate::ids::Txid;
 use crate::record::{HostRecord, SessionRecord};
-use crate::rig::{HOST, Rig, SLOT};
+use crate::rig::{HOST, Rig, SLOT, assert_backs_off};
 use crate::time::Nanos;
 
 /// TTL + margin of the defaults.
@@ -253,4 +253,19 @@ fn a_box_that_lost_its_disk_has_its_name_back_when_its_former_self_is_dead() {
     }
     assert_eq!(rig.core.session(rig.now).0, "live");
     assert_eq!(session_of(&rig, "box1").epoch.0, 2);
+}
+
+#[test]
+fn a_fence_over_a_dead_session_that_stays_unknown_is_repeated_ever_more_slowly() {
+    let mut rig = Rig::automatic();
+    rig.foreign(false, 3);
+    rig.remote(3);
+    rig.age = Some(Nanos::from_secs(60));
+    request(&mut rig);
+    rig.until("Leasing.Overthrowing");
+    let is_fence =
+        |e: &Effect| matches!(e, Effect::Put(_, RecordKey::Session(name), ..) if name.0 == "box2");
+    let times = rig.repeats("Leasing", is_fence);
+    assert_backs_off(&times);
+    assert_eq!(refused(&rig, Reason::TimedOut), 1);
 }

@@ -8,7 +8,7 @@ use core::mem;
 
 use crate::effect::{Effect, Failure, Reason, Word};
 use crate::event::{Answer, Cause, HostSeed, Policy, Subject, Ticket};
-use crate::ids::{Attempt, BoxName, ETag, Generation, Host, Nonce, Run, Slot, Txid};
+use crate::ids::{Attempt, BoxName, ETag, Generation, Host, Run, Slot, Txid};
 use crate::position::{LocalCopy, RemoteTip};
 use crate::record::HostRecord;
 use crate::session::Session;
@@ -24,6 +24,7 @@ mod start;
 mod stop;
 mod view;
 
+use copy::CopyPut;
 pub(crate) use lease::LeaseStep;
 pub use view::HostView;
 
@@ -73,15 +74,11 @@ pub(crate) enum CopyStep {
         newest: Option<RemoteTip>,
     },
     Fencing {
-        txid: Txid,
-        nonce: Nonce,
-        pause: Option<Mono>,
+        put: CopyPut,
     },
     Applying,
     Imaging {
-        txid: Txid,
-        nonce: Nonce,
-        pause: Option<Mono>,
+        put: CopyPut,
     },
     /// Its number was taken by an older upload of our own: which is the next free one?
     Relisting,

@@ -34,6 +34,8 @@ pub(crate) struct Rig {
     pub(crate) age: Option<Nanos>,
     /// The store gives no answer.
     pub(crate) away: bool,
+    /// What is sent, and nobody hears of again.
+    pub(crate) lost: fn(&Effect) -> bool,
     /// How a final sync ends; by default clean.
     pub(crate) saves: Option<Saved>,
     /// A core for each state that was met.
@@ -63,6 +65,7 @@ impl Rig {
             tip: None,
             age: None,
             away: false,
+            lost: |_| false,
             saves: None,
             met: BTreeMap::new(),
             pending: VecDeque::new(),
@@ -208,7 +211,41 @@ impl Rig {
         self.tip = Some(RemoteTip::tagged(Txid(txid), "\"t\"".into()));
     }
 
+    /// What is asked while this goes on, and when: until the host's state has another label than
+    /// those that begin so.
+    pub(crate) fn repeats(&mut self, label: &str, is: fn(&Effect) -> bool) -> Vec<Mono> {
+        self.lost = is;
+        let (mut seen, mut times) = (0, Vec::new());
+        while self.label().starts_with(label) {
+            let said = self.said.iter().filter(|effect| is(effect)).count();
+            times.extend((said > seen).then_some(self.now.mono));
+            seen = said;
+            if let Some(effect) = self.pending.pop_front() {
+                self.oblige(effect);
+            } else {
+                self.pass_time();
+            }
+        }
+        times
+    }
+
+    fn unheard(&self, effect: &Effect) -> Option<(Ticket, Answer)> {
+        if !(self.lost)(effect) {
+            return None;
+        }
+        if let Effect::Put(ticket, ..) = effect {
+            return Some((*ticket, Answer::Wrote(Wrote::Unknown)));
+        }
+        let (Effect::PutFence(ticket, ..) | Effect::PutImage(ticket, ..)) = effect else {
+            return None;
+        };
+        Some((*ticket, Answer::Uploaded(Uploaded::Unknown)))
+    }
+
     fn oblige(&mut self, effect: Effect) {
+        if let Some((ticket, answer)) = self.unheard(&effect) {
+            return self.step(Event::Answer(ticket, answer));
+        }
         let (ticket, answer) = match effect {
             Effect::Get(ticket, _) if self.away => {
                 let problem = StoreProblem::Unreachable("away".into());
@@ -277,6 +314,18 @@ impl Rig {
         };
         self.step(Event::Answer(ticket, answer));
     }
+}
+
+/// The first pause is short, they grow, and they are bounded.
+pub(crate) fn assert_backs_off(times: &[Mono]) {
+    let gaps: Vec<Nanos> = times.windows(2).map(|two| two[1].since(two[0])).collect();
+    let settings =
+        Settings::new(Identity { name: "".into(), id: "".into(), boot_id: String::new() });
+    let longer = |pause: Nanos| Nanos(pause.0 / 4 * 5);
+    assert!((settings.retry..=longer(settings.retry)).contains(&gaps[0]), "{gaps:?}");
+    assert!(gaps.iter().any(|gap| *gap >= settings.retry_max), "{gaps:?}");
+    assert!(gaps.iter().all(|gap| *gap <= longer(settings.retry_max)), "{gaps:?}");
+    assert!(times.len() < 40, "{} in one wake", times.len());
 }
 
 /// State and step of the host, by the names of their variants; `Gone` when it was retired.

@@ -8,7 +8,7 @@ use crate::event::{Answer, Cause, Event, Saved, StoreProblem, Wrote};
 use crate::ids::{Epoch, Run, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
-use crate::rig::{HOST, Rig, SLOT};
+use crate::rig::{HOST, Rig, SLOT, assert_backs_off};
 use crate::time::Nanos;
 
 fn request(rig: &mut Rig) {
@@ -356,4 +356,36 @@ fn a_lease_that_is_on_its_way_when_its_host_is_removed_is_taken_and_given_back()
     let record = HostRecord::decode(&body).unwrap();
     assert_eq!(record.state, HostState::Released, "another box may take it");
     assert_eq!(said(&rig, |e| matches!(e, Effect::Spawn(..))), 0);
+}
+
+#[test]
+fn an_image_whose_outcome_stays_unknown_is_repeated_ever_more_slowly() {
+    let mut rig = Rig::new(None);
+    request(&mut rig);
+    rig.until("Awake");
+    rig.saves = Some(Saved::Unclean { durable: Txid(1), why: "the store is away".into() });
+    rig.remote(1);
+    rig.step(Event::Rest(SLOT));
+    rig.until("Asleep");
+    request(&mut rig);
+    rig.until("Restoring.Imaging");
+    let times = rig.repeats("Restoring.Imaging", |e| matches!(e, Effect::PutImage(..)));
+    assert_backs_off(&times);
+    let late = |e: &Effect| matches!(e, Effect::Refuse(_, f) if f.reason == Reason::TimedOut);
+    assert_eq!(said(&rig, late), 1, "and who waits is told at the end of the wake's budget");
+}
+
+#[test]
+fn a_fence_whose_outcome_stays_unknown_is_repeated_ever_more_slowly() {
+    let mut rig = Rig::new(None);
+    rig.foreign(true, 3);
+    rig.remote(3);
+    request(&mut rig);
+    rig.until("Restoring.Fencing");
+    let times = rig.repeats("Restoring.Fencing", |e| matches!(e, Effect::PutFence(..)));
+    assert_backs_off(&times);
+    rig.lost = |_| false;
+    rig.until("Asleep");
+    request(&mut rig);
+    rig.until("Awake");
 }

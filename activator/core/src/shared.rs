@@ -7,7 +7,7 @@ use alloc::string::String;
 use crate::ids::{ETag, Nonce};
 use crate::record::SessionRecord;
 use crate::settings::{Settings, TakeoverMode};
-use crate::time::{Nanos, Now};
+use crate::time::{Mono, Nanos, Now};
 use crate::watch::{Judged, Watches};
 
 /// Whether the activator stays.
@@ -86,6 +86,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// When a store request is repeated whose outcome is not definite. The first pause is
+    /// `settings.retry`; each makes the next one twice as long.
+    pub(crate) fn again(&self, pause: &mut Nanos, nonce: &Nonce, now: Now) -> Mono {
+        let until = now.mono + pause.jittered(nonce);
+        *pause = pause.doubled(self.settings.retry_max);
+        until
+    }
+
     /// What replaces a dead session's record.
     pub(crate) fn fence_of(&mut self, dead: SessionRecord) -> SessionRecord {
         SessionRecord {

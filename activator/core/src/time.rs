@@ -4,6 +4,8 @@ use core::ops::Add;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::Nonce;
+
 /// `CLOCK_MONOTONIC` nanoseconds: idle times, budgets, backoff. Stands still in suspend.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -54,6 +56,15 @@ impl Nanos {
     #[must_use]
     pub fn doubled(self, max: Self) -> Self {
         Self(self.0.saturating_mul(2)).min(max)
+    }
+
+    /// Up to a quarter longer, by the nonce of what is repeated: what failed together does not return
+    /// together.
+    #[must_use]
+    pub(crate) fn jittered(self, nonce: &Nonce) -> Self {
+        let add = |sum: u64, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte));
+        let sum = nonce.0.bytes().fold(0, add);
+        Self(self.0.saturating_add(self.0 / 4 * (sum % 64) / 64))
     }
 
     /// Whole seconds, rounded up: for `Retry-After`.

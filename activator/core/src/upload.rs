@@ -335,7 +335,7 @@ impl Uploader {
     }
 
     fn wait(&mut self, now: Now, file: Spooled, backoff: Nanos) {
-        let until = now.mono + jittered(backoff, &file);
+        let until = now.mono + backoff.jittered(&file.nonce);
         let backoff = backoff.doubled(self.settings.retry_max);
         self.phase = Phase::Waiting { file, until, backoff };
     }
@@ -410,16 +410,6 @@ impl Uploader {
     fn in_session(&self, now: Now) -> bool {
         self.deadline.is_none_or(|deadline| !deadline.passed(now))
     }
-}
-
-/// Up to a quarter longer, by the nonce: hosts that failed together do not return together.
-fn jittered(backoff: Nanos, file: &Spooled) -> Nanos {
-    let sum = file
-        .nonce
-        .0
-        .bytes()
-        .fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
-    Nanos(backoff.0.saturating_add(backoff.0 / 4 * (sum % 64) / 64))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The S3 store: any store that speaks S3 and honours conditions on writes.
 //!
-//! Nothing is repeated here but the rest of a read that was cut: a repeated write whose first
-//! answer was lost would fail against itself. Callers repeat, and know their nonces.
+//! Nothing is repeated here but the rest of a read that was cut, and a part of a PUT in parts: a
+//! repeated write whose first answer was lost would fail against itself. Callers repeat, and know
+//! their nonces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! An HTTP server that always gives the answer it was told.
+//! An HTTP server that always gives the answer it was told; but a PUT in parts can be begun.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,6 +15,10 @@ pub type Said = (u16, Option<&'static str>);
 struct State {
     answer: Said,
     requests: u64,
+    /// First lines of those that were read.
+    lines: Vec<String>,
+    /// PUTs in parts that were begun.
+    begun: u64,
     ended: bool,
 }
 
@@ -30,7 +34,13 @@ impl Scripted {
     pub fn start(answer: Said) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        let state = Arc::new(Mutex::new(State { answer, requests: 0, ended: false }));
+        let state = Arc::new(Mutex::new(State {
+            answer,
+            requests: 0,
+            lines: Vec::new(),
+            begun: 0,
+            ended: false,
+        }));
         let own = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -39,9 +49,9 @@ impl Scripted {
                     return;
                 }
                 state.requests += 1;
-                let answer = state.answer;
                 drop(state);
-                thread::spawn(move || serve(stream, answer));
+                let state = Arc::clone(&own);
+                thread::spawn(move || serve(stream, &state));
             }
         });
         Ok(Self { address, state })
@@ -56,6 +66,13 @@ impl Scripted {
     /// What it says from now on.
     pub fn say(&self, answer: Said) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).answer = answer;
+    }
+
+    /// First lines of the requests until now, oldest first. The uploads in parts have the ids
+    /// `upload-1`, `upload-2` …
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).lines.clone()
     }
 
     /// Requests until now.
@@ -74,7 +91,7 @@ impl Drop for Scripted {
 }
 
 /// Reads one request with its body, answers, closes.
-fn serve(mut stream: TcpStream, (status, code): Said) -> Option<()> {
+fn serve(mut stream: TcpStream, state: &Mutex<State>) -> Option<()> {
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     let mut request = Vec::new();
     let mut room = [0; 4096];
@@ -92,13 +109,7 @@ fn serve(mut stream: TcpStream, (status, code): Said) -> Option<()> {
         let len = stream.read(&mut room).ok().filter(|len| *len > 0)?;
         request.extend_from_slice(room.get(..len)?);
     }
-    let body = match code {
-        Some(code) if !head.starts_with("head ") => format!(
-            "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>so it was told</Message>\
-             </Error>"
-        ),
-        Some(_) | None => String::new(),
-    };
+    let (status, body) = answer(&head, state);
     write!(
         stream,
         "HTTP/1.1 {status} Told\r\nConnection: close\r\nContent-Type: application/xml\r\n\
@@ -106,4 +117,29 @@ fn serve(mut stream: TcpStream, (status, code): Said) -> Option<()> {
         body.len()
     )
     .ok()
+}
+
+fn answer(head: &str, state: &Mutex<State>) -> (u16, String) {
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let line = head.lines().next().unwrap_or_default().to_owned();
+    let begins = line.starts_with("post ") && line.contains("?uploads");
+    state.lines.push(line);
+    if begins {
+        state.begun += 1;
+        let body = format!(
+            "<?xml version=\"1.0\"?><InitiateMultipartUploadResult>\
+             <UploadId>upload-{}</UploadId></InitiateMultipartUploadResult>",
+            state.begun
+        );
+        return (200, body);
+    }
+    let (status, code) = state.answer;
+    let body = match code {
+        Some(code) if !head.starts_with("head ") => format!(
+            "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>so it was told</Message>\
+             </Error>"
+        ),
+        Some(_) | None => String::new(),
+    };
+    (status, body)
 }

@@ -41,6 +41,7 @@ async fn faults_of_the_network_have_their_outcomes() -> Result<()> {
     a_cut_read_goes_on_where_it_was_cut(&store, &proxy).await?;
     a_slow_store_is_unknown(&store, &proxy).await?;
     a_store_that_nobody_listens_for_is_broken(&store, &proxy).await?;
+    a_part_that_was_cut_is_sent_again_by_itself(&server, &proxy).await?;
     a_dropped_end_of_parts_is_unknown_and_a_lost_part_is_not(&server, &proxy).await?;
     a_wrong_secret_and_a_missing_bucket_are_refused(&server).await
 }
@@ -128,10 +129,8 @@ async fn a_store_that_nobody_listens_for_is_broken(
     Ok(())
 }
 
-async fn a_dropped_end_of_parts_is_unknown_and_a_lost_part_is_not(
-    server: &Server,
-    proxy: &FaultProxy,
-) -> Result<()> {
+/// A store through the proxy that was probed: it sends write-once files in parts.
+async fn probed(server: &Server, proxy: &FaultProxy) -> Result<AnyStore> {
     let ledger = Arc::new(Ledger::new("p"));
     let keys = KeySource::File(server.credentials(SECRET_KEY)?);
     let settings =
@@ -139,13 +138,41 @@ async fn a_dropped_end_of_parts_is_unknown_and_a_lost_part_is_not(
     let store = S3Store::open(&settings, Arc::clone(&ledger)).await?;
     let store = AnyStore::s3(store, "p", ledger);
     ensure!(store.probe().await == Gate::Open);
+    Ok(store)
+}
+
+async fn a_part_that_was_cut_is_sent_again_by_itself(
+    server: &Server,
+    proxy: &FaultProxy,
+) -> Result<()> {
+    let store = probed(server, proxy).await?;
+    let bytes: Vec<u8> = (0..(5_u32 << 20)).flat_map(|n| (n % 65_521).to_le_bytes()).collect();
+    let body = Body::from(bytes.clone());
+    let before = proxy.requests().len();
+    proxy.set(Fault::DropAnswer { method: "PUT", times: 2 });
+    let put = store.put("p/cut/parts", body, Condition::IfAbsent, nonce("cut")).await;
+    ensure!(matches!(put, PutOutcome::Done { .. }), "{put:?}");
+    let lines = proxy.requests().split_off(before);
+    ensure!(lines.iter().filter(|line| is_part(line)).count() == 5, "three, two again: {lines:?}");
+    ensure!(!lines.iter().any(|line| is_abort(line)), "nothing is begun anew: {lines:?}");
+    ensure!(store.ledger().read()["cut"][&Operation::Part].requests == 5, "and each is counted");
+    ensure!(store.get("p/cut/parts").await?.body == bytes);
+    Ok(())
+}
+
+async fn a_dropped_end_of_parts_is_unknown_and_a_lost_part_is_not(
+    server: &Server,
+    proxy: &FaultProxy,
+) -> Result<()> {
+    let store = probed(server, proxy).await?;
     let bytes = vec![7; (8 << 20) + 1];
     let put = || store.put("p/a/parts", bytes.clone().into(), Condition::IfAbsent, nonce("parts"));
-    proxy.set(Fault::DropAnswer { method: "PUT", times: 1 });
+    proxy.set(Fault::DropAnswer { method: "PUT", times: 1000 });
     let lost = put().await;
     ensure!(matches!(lost, PutOutcome::Broken { .. }), "no end was sent: {lost:?}");
     let given_up = proxy.requests().iter().filter(|line| is_abort(line)).count();
     ensure!(given_up >= 1, "what was begun is given up");
+    proxy.set(Fault::None);
     // The first POST begins the upload, the second ends it: the first passes.
     let ends = || proxy.requests().iter().filter(|line| is_end(line)).count();
     let parts = || proxy.requests().iter().filter(|line| is_part(line)).count();
@@ -275,6 +302,64 @@ async fn each_answer_of_a_store_has_its_outcome_and_none_is_repeated() -> Result
     let got = store.get("p/a/k").await.err().context("an error")?;
     ensure!(matches!(got, ReadError::Broken { .. }), "{got}");
     ensure!(!got.to_string().contains("geheim"));
+    Ok(())
+}
+
+/// How often the part that was sent most often was sent, of this upload.
+fn tries(lines: &[String], upload: u32) -> usize {
+    let id = format!("uploadid=upload-{upload}");
+    let sent = |number: &str| {
+        let of = |line: &&String| line.starts_with("put ") && line.contains(&id);
+        lines.iter().filter(of).filter(|line| line.contains(number)).count()
+    };
+    sent("partnumber=1").max(sent("partnumber=2"))
+}
+
+#[tokio::test]
+async fn a_part_is_sent_again_for_what_passes_a_few_times_and_never_for_what_lasts() -> Result<()> {
+    let server = Scripted::start((500, None))?;
+    let keys = tempfile::tempdir()?;
+    let store = told(&server, &keys).await?;
+    let put = || store.put("p/a/k", vec![7; (8 << 20) + 1].into(), Condition::None, nonce("x"));
+    let said = [
+        (403, Some("AccessDenied"), 1),
+        (404, Some("NoSuchUpload"), 1),
+        (400, Some("InvalidPart"), 1),
+        (500, Some("InternalError"), 4),
+        (503, Some("SlowDown"), 4),
+        (429, None, 4),
+    ];
+    for ((status, code, wanted), upload) in said.into_iter().zip(1..) {
+        server.say((status, code));
+        let outcome = put().await;
+        let is_certain = matches!(outcome, PutOutcome::Broken { .. } | PutOutcome::Refused { .. });
+        ensure!(is_certain, "no end was sent: {outcome:?}");
+        let tries = tries(&server.lines(), upload);
+        ensure!(tries == wanted, "{status} {code:?}: {tries} tries");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_upload_that_nobody_waits_for_sends_no_part_again() -> Result<()> {
+    let server = Scripted::start((500, None))?;
+    let keys = tempfile::tempdir()?;
+    let store = told(&server, &keys).await?;
+    let put = || store.put("p/a/k", vec![7; (8 << 20) + 1].into(), Condition::None, nonce("x"));
+    let until = async |is: fn(&str) -> bool| {
+        while !server.lines().iter().any(|line| is(line)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        outcome = put() => anyhow::bail!("{outcome:?}"),
+        () = until(|line| line.starts_with("put ")) => {}
+    }
+    until(|line| line.starts_with("delete ") && line.contains("upload-1")).await;
+    // As long as the tries of the first would have taken.
+    ensure!(matches!(put().await, PutOutcome::Broken { .. }));
+    let (first, second) = (tries(&server.lines(), 1), tries(&server.lines(), 2));
+    ensure!(first < second && second == 4, "{first} tries, {second} tries");
     Ok(())
 }
 

@@ -10,13 +10,24 @@ use crate::event::{Answer, ReplicaProblem, Uploaded};
 use crate::ids::{BoxName, ETag, Generation, Nonce, Txid};
 use crate::position::{Claimed, CopyRefusal, LocalCopy, Remote, RemoteTip, Verdict, judge};
 use crate::record::HostRecord;
-use crate::time::Mono;
+use crate::time::{Mono, Nanos};
 
 /// What an upload that a start depends on consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Fence,
     Image,
+}
+
+/// An upload that a start depends on, repeated byte for byte until its outcome is definite.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct CopyPut {
+    txid: Txid,
+    nonce: Nonce,
+    /// Before the next repeat.
+    pause: Nanos,
+    /// When it is sent, again or at last; none while its answer is awaited.
+    pub(super) until: Option<Mono>,
 }
 
 impl HostEntry {
@@ -52,17 +63,17 @@ impl HostEntry {
             }
             (CopyStep::Relisting, Answer::Listed(Ok(newest))) => {
                 let next = newest.map_or(Txid(1), |newest| newest.tip.txid.next());
-                self.upload(wake, Kind::Image, next, None, ctx);
+                self.upload(wake, Kind::Image, next, ctx);
             }
             (CopyStep::Fetching { newest }, Answer::Fetched(Ok(tip))) => {
                 self.on_fetched(wake, with_tag(tip, newest), ctx);
             }
             (CopyStep::Applying, Answer::Fetched(Ok(tip))) => self.on_fetched(wake, tip, ctx),
-            (CopyStep::Fencing { txid, nonce, .. }, Answer::Uploaded(uploaded)) => {
-                self.on_fence(wake, txid, nonce, uploaded, ctx);
+            (CopyStep::Fencing { put }, Answer::Uploaded(uploaded)) => {
+                self.on_fence(wake, put, uploaded, ctx);
             }
-            (CopyStep::Imaging { txid, nonce, .. }, Answer::Uploaded(uploaded)) => {
-                self.on_image(wake, txid, nonce, uploaded, ctx);
+            (CopyStep::Imaging { put }, Answer::Uploaded(uploaded)) => {
+                self.on_image(wake, put, uploaded, ctx);
             }
             (CopyStep::Adopting { tip }, Answer::Adopted(Ok(()))) => {
                 self.open(wake, Base::At(tip), ctx);
@@ -162,7 +173,7 @@ impl HostEntry {
             }
             // An absent file over an unclean record: its owner may still write number 1.
             Verdict::Fresh if self.over_unclean() => {
-                self.upload(wake, Kind::Fence, Txid(1), None, ctx);
+                self.upload(wake, Kind::Fence, Txid(1), ctx);
             }
             Verdict::Fresh => self.open(wake, Base::Nothing, ctx),
             Verdict::Restore { set_aside } => {
@@ -178,7 +189,7 @@ impl HostEntry {
                 self.state = State::Restoring { wake, step: CopyStep::Fetching { newest } };
             }
             Verdict::Keep | Verdict::Adopt => {
-                self.upload(wake, Kind::Image, remote.txid().next(), None, ctx);
+                self.upload(wake, Kind::Image, remote.txid().next(), ctx);
             }
             Verdict::Refuse(refusal) => {
                 self.fail_wake(Reason::Replica, String::from(refusal.explain()), ctx);
@@ -193,7 +204,7 @@ impl HostEntry {
         }
         self.least = tip.txid;
         if self.over_unclean() {
-            return self.upload(wake, Kind::Fence, tip.txid.next(), None, ctx);
+            return self.upload(wake, Kind::Fence, tip.txid.next(), ctx);
         }
         self.adopt(wake, tip, ctx);
     }
@@ -209,42 +220,43 @@ impl HostEntry {
         self.state = State::Restoring { wake, step: CopyStep::Adopting { tip } };
     }
 
-    /// Sends a fence or an image; with a nonce, the same bytes once more.
-    fn upload(
-        &mut self,
-        wake: Wake,
-        kind: Kind,
-        txid: Txid,
-        nonce: Option<Nonce>,
-        ctx: &mut Context<'_>,
-    ) {
-        let nonce = nonce.unwrap_or_else(|| ctx.shared.nonces.fresh());
+    fn upload(&mut self, wake: Wake, kind: Kind, txid: Txid, ctx: &mut Context<'_>) {
+        let nonce = ctx.shared.nonces.fresh();
+        let put = CopyPut { txid, nonce, pause: ctx.shared.settings.retry, until: None };
+        self.send_upload(wake, kind, put, ctx);
+    }
+
+    /// Sends a fence or an image, or the same bytes once more.
+    fn send_upload(&mut self, wake: Wake, kind: Kind, mut put: CopyPut, ctx: &mut Context<'_>) {
         // The deadline is checked before each PUT, after the answer that gave the number.
         let may = ctx.session.may_write(ctx.now);
-        let pause = (!may).then_some(ctx.now.mono + ctx.shared.settings.retry);
+        put.until = (!may).then(|| ctx.now.mono + put.pause);
         if may {
             // From here on the store may hold a newer file than the record names.
             self.tip = Tip::Doubtful;
-            let ticket = self.ticket();
+            let (ticket, txid, nonce) = (self.ticket(), put.txid, put.nonce.clone());
             ctx.fx.push(match kind {
-                Kind::Fence => Effect::PutFence(ticket, self.slot, txid, nonce.clone()),
-                Kind::Image => Effect::PutImage(ticket, self.slot, txid, nonce.clone()),
+                Kind::Fence => Effect::PutFence(ticket, self.slot, txid, nonce),
+                Kind::Image => Effect::PutImage(ticket, self.slot, txid, nonce),
             });
         }
-        let step = match kind {
-            Kind::Fence => CopyStep::Fencing { txid, nonce, pause },
-            Kind::Image => CopyStep::Imaging { txid, nonce, pause },
-        };
-        self.state = State::Restoring { wake, step };
+        self.state = State::Restoring { wake, step: kind.step(put) };
+    }
+
+    /// Its outcome is unknown. A store that is slow or away is not helped by whole images in a row.
+    fn pause_upload(&mut self, wake: Wake, kind: Kind, mut put: CopyPut, ctx: &Context<'_>) {
+        put.until = Some(ctx.shared.again(&mut put.pause, &put.nonce, ctx.now));
+        self.state = State::Restoring { wake, step: kind.step(put) };
     }
 
     pub(super) fn tick_copy(&mut self, wake: Wake, step: CopyStep, ctx: &mut Context<'_>) {
+        let is_due = |put: &CopyPut| put.until.is_some_and(|until| until <= ctx.now.mono);
         match step {
-            CopyStep::Fencing { txid, nonce, pause: Some(until) } if until <= ctx.now.mono => {
-                self.upload(wake, Kind::Fence, txid, Some(nonce), ctx);
+            CopyStep::Fencing { put } if is_due(&put) => {
+                self.send_upload(wake, Kind::Fence, put, ctx);
             }
-            CopyStep::Imaging { txid, nonce, pause: Some(until) } if until <= ctx.now.mono => {
-                self.upload(wake, Kind::Image, txid, Some(nonce), ctx);
+            CopyStep::Imaging { put } if is_due(&put) => {
+                self.send_upload(wake, Kind::Image, put, ctx);
             }
             step @ (CopyStep::Inspecting
             | CopyStep::Listing { .. }
@@ -258,14 +270,7 @@ impl HostEntry {
         }
     }
 
-    fn on_fence(
-        &mut self,
-        wake: Wake,
-        txid: Txid,
-        nonce: Nonce,
-        uploaded: Uploaded,
-        ctx: &mut Context<'_>,
-    ) {
+    fn on_fence(&mut self, wake: Wake, put: CopyPut, uploaded: Uploaded, ctx: &mut Context<'_>) {
         match uploaded {
             Uploaded::Done(tip) => {
                 ctx.shared.counters.add("fences_written");
@@ -274,26 +279,15 @@ impl HostEntry {
             // An old owner's late file: it belongs to the history, and the next number is fenced.
             Uploaded::Taken { .. } => {
                 let ticket = self.ticket();
-                ctx.fx.push(Effect::Apply(ticket, self.slot, txid));
+                ctx.fx.push(Effect::Apply(ticket, self.slot, put.txid));
                 self.state = State::Restoring { wake, step: CopyStep::Applying };
             }
-            Uploaded::Unknown => {
-                let pause = Some(pause(ctx));
-                let step = CopyStep::Fencing { txid, nonce, pause };
-                self.state = State::Restoring { wake, step };
-            }
+            Uploaded::Unknown => self.pause_upload(wake, Kind::Fence, put, ctx),
             Uploaded::Failed(problem) => self.fail_replica(&problem, ctx),
         }
     }
 
-    fn on_image(
-        &mut self,
-        wake: Wake,
-        txid: Txid,
-        nonce: Nonce,
-        uploaded: Uploaded,
-        ctx: &mut Context<'_>,
-    ) {
+    fn on_image(&mut self, wake: Wake, put: CopyPut, uploaded: Uploaded, ctx: &mut Context<'_>) {
         match uploaded {
             Uploaded::Done(tip) => {
                 self.least = self.least.max(tip.txid);
@@ -312,11 +306,7 @@ impl HostEntry {
                 let step = CopyStep::Fetching { newest: None };
                 self.state = State::Restoring { wake, step };
             }
-            Uploaded::Unknown => {
-                let pause = Some(pause(ctx));
-                let step = CopyStep::Imaging { txid, nonce, pause };
-                self.state = State::Restoring { wake, step };
-            }
+            Uploaded::Unknown => self.pause_upload(wake, Kind::Image, put, ctx),
             Uploaded::Failed(problem) => self.fail_replica(&problem, ctx),
         }
     }
@@ -348,8 +338,13 @@ fn with_tag(restored: RemoteTip, newest: Option<RemoteTip>) -> RemoteTip {
     }
 }
 
-fn pause(ctx: &Context<'_>) -> Mono {
-    ctx.now.mono + ctx.shared.settings.retry
+impl Kind {
+    const fn step(self, put: CopyPut) -> CopyStep {
+        match self {
+            Self::Fence => CopyStep::Fencing { put },
+            Self::Image => CopyStep::Imaging { put },
+        }
+    }
 }
 
 impl RemoteTip {

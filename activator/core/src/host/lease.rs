@@ -6,7 +6,7 @@ use alloc::string::String;
 use super::{Context, HostEntry, Lease, Purpose, RETRY_AFTER, State, Tip, Wake};
 use crate::effect::{Effect, Expect, Reason, RecordKey};
 use crate::event::{Answer, Got, StoreProblem, Wrote};
-use crate::ids::{ETag, Generation, Host, Txid};
+use crate::ids::{ETag, Generation, Host, Nonce, Txid};
 use crate::position::RemoteTip;
 use crate::record::{HostRecord, HostState, SessionRecord};
 use crate::time::{Mono, Nanos, Now};
@@ -19,18 +19,17 @@ pub(crate) enum LeaseStep {
     Reading,
     /// Whose session is it, and is it over?
     OwnerSession {
-        record: HostRecord,
-        etag: ETag,
+        owned: Owned,
     },
     /// Fencing the owner's session, which is dead.
     Overthrowing {
-        record: HostRecord,
-        etag: ETag,
+        owned: Owned,
+        /// Of the fence.
+        nonce: Nonce,
     },
     /// Whether that fence stands is read again.
     AskingAgain {
-        record: HostRecord,
-        etag: ETag,
+        owned: Owned,
         until: Mono,
     },
     Putting {
@@ -44,6 +43,15 @@ pub(crate) enum LeaseStep {
         put: LeasePut,
         until: Mono,
     },
+}
+
+/// Another box's record over the host, as it was read.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Owned {
+    record: HostRecord,
+    etag: ETag,
+    /// Before its owner's session is read again.
+    pause: Nanos,
 }
 
 #[derive(Clone, Debug, Hash)]
@@ -154,8 +162,8 @@ impl HostEntry {
                     self.state = State::Leasing { wake, step: LeaseStep::Pausing { put, until } };
                 }
             }
-            LeaseStep::AskingAgain { record, etag, until } if until <= ctx.now.mono => {
-                self.ask_owner(wake, record, etag, ctx);
+            LeaseStep::AskingAgain { owned, until } if until <= ctx.now.mono => {
+                self.ask_owner(wake, owned, ctx);
             }
             LeaseStep::AwaitSession if ctx.session.trouble(ctx.now).is_some() => {
                 self.begin_lease(wake, ctx);
@@ -180,11 +188,11 @@ impl HostEntry {
     ) {
         match (step, answer) {
             (LeaseStep::Reading, Answer::Got(got)) => self.on_record(wake, got, ctx),
-            (LeaseStep::OwnerSession { record, etag }, Answer::Got(got)) => {
-                self.on_owner_session(wake, record, etag, got, ctx);
+            (LeaseStep::OwnerSession { owned }, Answer::Got(got)) => {
+                self.on_owner_session(wake, owned, got, ctx);
             }
-            (LeaseStep::Overthrowing { record, etag }, Answer::Wrote(wrote)) => {
-                self.on_overthrow(wake, record, etag, wrote, ctx);
+            (LeaseStep::Overthrowing { owned, nonce }, Answer::Wrote(wrote)) => {
+                self.on_overthrow(wake, owned, &nonce, wrote, ctx);
             }
             (LeaseStep::Putting { put }, Answer::Wrote(wrote)) => {
                 self.on_lease_put(wake, put, wrote, ctx);
@@ -204,8 +212,7 @@ impl HostEntry {
     }
 
     fn pause_lease(&mut self, wake: Wake, mut put: LeasePut, ctx: &mut Context<'_>) {
-        let until: Mono = ctx.now.mono + put.pause;
-        put.pause = put.pause.doubled(ctx.shared.settings.retry_max);
+        let until = ctx.shared.again(&mut put.pause, &put.record.nonce, ctx.now);
         self.state = State::Leasing { wake, step: LeaseStep::Pausing { put, until } };
     }
 
@@ -238,12 +245,15 @@ impl HostEntry {
             },
         };
         let own = record.id == ctx.shared.settings.identity.id;
+        let pause = ctx.shared.settings.retry;
         match record.state {
             HostState::Outside if self.takes_in() && own => {
                 self.take(wake, Some((record, etag)), ctx);
             }
             // Only when the box that handed it out is gone.
-            HostState::Outside if self.takes_in() => self.ask_owner(wake, record, etag, ctx),
+            HostState::Outside if self.takes_in() => {
+                self.ask_owner(wake, Owned { record, etag, pause }, ctx);
+            }
             HostState::Outside => {
                 let detail = format!(
                     "an outside supervisor on box {} runs this host; `dormouse hibernate {} --on` \
@@ -255,41 +265,34 @@ impl HostEntry {
             HostState::Released => self.take(wake, Some((record, etag)), ctx),
             // Ours, of this epoch or an earlier one: all instances of it were proven gone.
             HostState::Owned if own => self.take(wake, Some((record, etag)), ctx),
-            HostState::Owned => self.ask_owner(wake, record, etag, ctx),
+            HostState::Owned => self.ask_owner(wake, Owned { record, etag, pause }, ctx),
         }
     }
 
     /// Whose session is it, and is it over?
-    fn ask_owner(&mut self, wake: Wake, record: HostRecord, etag: ETag, ctx: &mut Context<'_>) {
+    fn ask_owner(&mut self, wake: Wake, owned: Owned, ctx: &mut Context<'_>) {
         let ticket = self.ticket();
-        ctx.fx.push(Effect::Get(ticket, RecordKey::Session(record.owner.name.clone())));
-        self.state = State::Leasing { wake, step: LeaseStep::OwnerSession { record, etag } };
+        ctx.fx.push(Effect::Get(ticket, RecordKey::Session(owned.record.owner.name.clone())));
+        self.state = State::Leasing { wake, step: LeaseStep::OwnerSession { owned } };
     }
 
-    fn on_owner_session(
-        &mut self,
-        wake: Wake,
-        record: HostRecord,
-        etag: ETag,
-        got: Got,
-        ctx: &mut Context<'_>,
-    ) {
+    fn on_owner_session(&mut self, wake: Wake, owned: Owned, got: Got, ctx: &mut Context<'_>) {
         match got {
             Got::Found { body, etag: tag, age } => match SessionRecord::decode(&body) {
-                Ok(session) if is_given_up(&record, &session) => {
-                    self.take(wake, Some((record, etag)), ctx);
+                Ok(session) if is_given_up(&owned.record, &session) => {
+                    self.take(wake, Some((owned.record, owned.etag)), ctx);
                 }
                 Ok(session) => match ctx.shared.judge(&session, &tag, age, ctx.now) {
                     Judged::Dead if ctx.session.may_write(ctx.now) => {
-                        self.overthrow(wake, (record, etag), (session, tag), ctx);
+                        self.overthrow(wake, owned, session, tag, ctx);
                     }
                     judged @ (Judged::Dead | Judged::Manual | Judged::Watched(_)) => {
-                        self.elsewhere(wake, &record, &judged, ctx);
+                        self.elsewhere(wake, &owned.record, &judged, ctx);
                     }
                 },
                 Err(error) => self.fail_wake(Reason::Replica, format!("{error}"), ctx),
             },
-            Got::Absent => self.elsewhere(wake, &record, &Judged::Manual, ctx),
+            Got::Absent => self.elsewhere(wake, &owned.record, &Judged::Manual, ctx),
             Got::Failed(problem) => self.fail_store(&problem, ctx),
         }
     }
@@ -328,34 +331,36 @@ impl HostEntry {
     fn overthrow(
         &mut self,
         wake: Wake,
-        (record, etag): (HostRecord, ETag),
-        (dead, tag): (SessionRecord, ETag),
+        owned: Owned,
+        dead: SessionRecord,
+        tag: ETag,
         ctx: &mut Context<'_>,
     ) {
         ctx.shared.counters.add("sessions_fenced");
         let key = RecordKey::Session(dead.name.clone());
         let fence = ctx.shared.fence_of(dead);
+        let nonce = fence.nonce.clone();
         let ticket = self.ticket();
         ctx.fx.push(Effect::Put(ticket, key, fence.encode(), Expect::Tag(tag)));
-        self.state = State::Leasing { wake, step: LeaseStep::Overthrowing { record, etag } };
+        self.state = State::Leasing { wake, step: LeaseStep::Overthrowing { owned, nonce } };
     }
 
     fn on_overthrow(
         &mut self,
         wake: Wake,
-        record: HostRecord,
-        etag: ETag,
+        mut owned: Owned,
+        nonce: &Nonce,
         wrote: Wrote,
         ctx: &mut Context<'_>,
     ) {
         match wrote {
-            Wrote::Done(_) => self.take(wake, Some((record, etag)), ctx),
+            Wrote::Done(_) => self.take(wake, Some((owned.record, owned.etag)), ctx),
             // It was renewed, or fenced by somebody, perhaps by us: its record says so.
-            Wrote::ConditionFailed => self.ask_owner(wake, record, etag, ctx),
+            Wrote::ConditionFailed => self.ask_owner(wake, owned, ctx),
             // Not definite. A fence that is read is; one that still travels is tried again.
             Wrote::Conflict | Wrote::Unknown => {
-                let until = ctx.now.mono + ctx.shared.settings.retry;
-                let step = LeaseStep::AskingAgain { record, etag, until };
+                let until = ctx.shared.again(&mut owned.pause, nonce, ctx.now);
+                let step = LeaseStep::AskingAgain { owned, until };
                 self.state = State::Leasing { wake, step };
             }
             Wrote::Failed(problem) => self.fail_store(&problem, ctx),

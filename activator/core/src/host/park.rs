@@ -111,8 +111,7 @@ impl HostEntry {
     }
 
     fn pause_release(&mut self, mut put: Release, ctx: &mut Context<'_>) {
-        let until = ctx.now.mono + put.pause;
-        put.pause = put.pause.doubled(ctx.shared.settings.retry_max);
+        let until = ctx.shared.again(&mut put.pause, &put.record.nonce, ctx.now);
         self.state = State::Parking { step: ParkStep::Pausing { put, until } };
     }
 

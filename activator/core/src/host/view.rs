@@ -135,18 +135,15 @@ impl HostEntry {
                 | LeaseStep::Checking { .. } => wake.deadline,
             }),
             State::Restoring { wake, step } => Some(match step {
-                CopyStep::Fencing { pause: Some(until), .. }
-                | CopyStep::Imaging { pause: Some(until), .. } => {
+                CopyStep::Fencing { put } | CopyStep::Imaging { put } => match put.until {
                     // A pause that waits for the session need not be polled before it is live.
-                    let until = if session.may_write(now) { *until } else { wake.deadline };
-                    until.min(wake.deadline)
-                }
+                    Some(until) if session.may_write(now) => until.min(wake.deadline),
+                    Some(_) | None => wake.deadline,
+                },
                 CopyStep::Inspecting
                 | CopyStep::Listing { .. }
                 | CopyStep::Fetching { .. }
-                | CopyStep::Fencing { .. }
                 | CopyStep::Applying
-                | CopyStep::Imaging { .. }
                 | CopyStep::Relisting
                 | CopyStep::Adopting { .. }
                 | CopyStep::Forking { .. } => wake.deadline,

@@ -159,6 +159,18 @@ impl Whereabouts {
 }
 
 impl Failure {
+    /// Whether the same request may succeed a moment later, if it may be sent twice at all.
+    pub(crate) const fn passes(&self) -> bool {
+        match self {
+            Self::Unknown(_) | Self::Broken(_) => true,
+            Self::ConditionFailed
+            | Self::Conflict
+            | Self::NotFound
+            | Self::OutOfRange
+            | Self::Refused(_) => false,
+        }
+    }
+
     /// Of a request without which the object is not written: it is certain that it is not.
     pub(crate) fn certain(self) -> Self {
         match self {

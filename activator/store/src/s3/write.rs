@@ -27,6 +27,10 @@ const PARTS_MAX: u64 = 10_000;
 const WHOLE_BYTES_MAX: u64 = 5 << 30;
 /// Parts on their way at a time, one upload.
 const PARTS_AT_A_TIME: usize = 4; // × 8 MiB, read from the file as they are sent
+/// One part is sent so often before its upload is given up.
+const PART_TRIES: u32 = 4; // pauses of 0.2, 0.4 and 0.8 s, each up to half longer: 2.1 s at most
+/// Before a part's second try; doubles with each further one.
+const PART_PAUSE: Duration = Duration::from_millis(200);
 /// A body is given this long beside the time of the request itself.
 const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
 
@@ -196,6 +200,10 @@ pub(super) struct Upload {
 }
 
 impl Upload {
+    /// Sends a part, and again by itself where it failed for a passing reason: one that arrives
+    /// twice replaces itself, and what has arrived of the others is not sent anew for it. Its place
+    /// among the parts on their way is kept meanwhile, the bytes are not. Dropped, it sends nothing
+    /// more.
     pub(super) fn part(
         &self,
         body: Body,
@@ -205,19 +213,19 @@ impl Upload {
     ) -> impl Future<Output = Result<CompletedPart, Failure>> + Send + 'static {
         let (store, key, id) = (self.store.clone(), self.key.clone(), self.id.clone());
         async move {
-            let bytes = piece(&body, offset, len).await.map_err(Failure::Broken)?;
-            let asked = store.client.upload_part().bucket(&store.at.bucket).key(&key);
-            let asked = asked.upload_id(id).part_number(number).body(bytes);
-            store.ledger.sent(Operation::Part, &key, len);
-            let asked = asked.customize().config_override(store.patience(len));
-            let sent = asked.send().await.map_err(|error| store.at.failure(&error))?;
-            Ok(CompletedPart::builder()
-                .part_number(number)
-                .set_e_tag(sent.e_tag)
-                .set_checksum_crc32(sent.checksum_crc32)
-                .set_checksum_crc32_c(sent.checksum_crc32_c)
-                .set_checksum_crc64_nvme(sent.checksum_crc64_nvme)
-                .build())
+            let mut pause = PART_PAUSE;
+            let mut tries_left = PART_TRIES;
+            loop {
+                tries_left = tries_left.saturating_sub(1);
+                // A file that cannot be read is no failure of the store.
+                let bytes = piece(&body, offset, len).await.map_err(Failure::Broken)?;
+                match send_part(&store, &key, &id, number, bytes, len).await {
+                    Err(failure) if failure.passes() && tries_left > 0 => (),
+                    ended => return ended,
+                }
+                tokio::time::sleep(jittered(pause)).await;
+                pause = pause.saturating_mul(2);
+            }
         }
     }
 
@@ -236,6 +244,35 @@ impl Drop for Upload {
             runtime.spawn(abort(self.store.clone(), self.key.clone(), self.id.clone()));
         }
     }
+}
+
+async fn send_part(
+    store: &S3Store,
+    key: &str,
+    id: &str,
+    number: i32,
+    bytes: ByteStream,
+    len: u64,
+) -> Result<CompletedPart, Failure> {
+    let asked = store.client.upload_part().bucket(&store.at.bucket).key(key);
+    let asked = asked.upload_id(id).part_number(number).body(bytes);
+    store.ledger.sent(Operation::Part, key, len);
+    let asked = asked.customize().config_override(store.patience(len));
+    let sent = asked.send().await.map_err(|error| store.at.failure(&error))?;
+    Ok(CompletedPart::builder()
+        .part_number(number)
+        .set_e_tag(sent.e_tag)
+        .set_checksum_crc32(sent.checksum_crc32)
+        .set_checksum_crc32_c(sent.checksum_crc32_c)
+        .set_checksum_crc64_nvme(sent.checksum_crc64_nvme)
+        .build())
+}
+
+/// Up to half longer: parts that failed together do not return together.
+fn jittered(pause: Duration) -> Duration {
+    // Without random bytes they do.
+    let sixteenths = getrandom::u32().map_or(0, |random| random % 8);
+    pause.saturating_add((pause / 16).saturating_mul(sixteenths))
 }
 
 /// Parts of an upload that is not ended cost money. One that cannot be given up now is left to the
