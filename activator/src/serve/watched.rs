@@ -57,7 +57,10 @@ impl Watched {
 
     /// Commits that are not durable, and an upload that does not get on.
     pub(crate) fn is_stalled(&self) -> bool {
-        self.peek().is_some_and(|status| status.behind_since.is_some() && status.trouble.is_some())
+        self.peek().is_some_and(|status| {
+            let is_lost = matches!(status.state, State::Detached { .. });
+            status.behind_since.is_some() && (is_lost || status.trouble.is_some())
+        })
     }
 
     /// What the last sleep found wrong with the replica.

@@ -347,8 +347,9 @@ async fn an_upload_that_nobody_waits_for_sends_no_part_again() -> Result<()> {
     let store = told(&server, &keys).await?;
     let put = || store.put("p/a/k", vec![7; (8 << 20) + 1].into(), Condition::None, nonce("x"));
     let until = async |is: fn(&str) -> bool| {
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
         while !server.lines().iter().any(|line| is(line)) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            ticks.tick().await;
         }
     };
     tokio::select! {

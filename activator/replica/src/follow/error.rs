@@ -28,13 +28,6 @@ pub enum FollowError {
         /// The database.
         path: PathBuf,
     },
-    /// The new file under the database's name has another page size: one chain of LTX files
-    /// cannot hold both.
-    #[error("{}: the database was replaced by one with another page size", path.display())]
-    PageSizeChanged {
-        /// The database.
-        path: PathBuf,
-    },
     /// The database is not in WAL mode.
     #[error("{}: not in WAL mode; set `PRAGMA journal_mode=WAL` in the app", path.display())]
     NotWal {
@@ -86,6 +79,22 @@ pub enum FollowError {
 }
 
 impl FollowError {
+    /// There is no file, or one without a byte.
+    pub(crate) fn is_before_the_first_write(&self) -> bool {
+        match self {
+            Self::Absent { .. } => true,
+            Self::NotWal { path } => std::fs::metadata(path).is_ok_and(|stat| stat.len() == 0),
+            Self::Unsafe { .. }
+            | Self::Replaced { .. }
+            | Self::Locked { .. }
+            | Self::NotSqlite { .. }
+            | Self::NetworkFs { .. }
+            | Self::Io { .. }
+            | Self::Sqlite { .. }
+            | Self::Ltx(_) => false,
+        }
+    }
+
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }

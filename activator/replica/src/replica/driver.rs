@@ -69,7 +69,7 @@ pub(super) struct Driver<S> {
     in_flight: Option<JoinHandle<Answer>>,
     asked_since: Option<Mono>,
     pub(super) gatherer: Gatherer<S>,
-    spooled: Option<SpooledFile>,
+    pub(super) spooled: Option<SpooledFile>,
     pub(super) durable: (Txid, Option<ETag>),
     own_nonces: Vec<Nonce>,
     found: Option<Nonce>,
@@ -77,6 +77,8 @@ pub(super) struct Driver<S> {
     events: mpsc::UnboundedSender<Event>,
     status: watch::Sender<Status>,
     pub(super) detached: Option<String>,
+    /// There is no database yet, here or in the store.
+    is_empty: bool,
     pub(super) trouble: Option<String>,
     finishing: Option<Finishing>,
 }
@@ -120,6 +122,7 @@ impl<S: Store> Driver<S> {
             events,
             status,
             detached: None,
+            is_empty: false,
             trouble: None,
             finishing: None,
         }
@@ -265,9 +268,8 @@ impl<S: Store> Driver<S> {
         match tokio::task::spawn_blocking(open).await {
             Ok(Ok(follower)) => {
                 let size = follower.page_size();
-                if *self.page_size.get_or_insert(size) != size {
-                    let path = self.settings.database.clone();
-                    return self.detach(&FollowError::PageSizeChanged { path });
+                if self.page_size.replace(size).is_some_and(|before| before != size) {
+                    self.refit().await;
                 }
                 self.follower = Some(follower);
                 self.attach = None;
@@ -280,9 +282,14 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// The database cannot be followed: says why, and tries again from a full image.
+    /// The database cannot be followed: says why, and tries again from a full image. What the app
+    /// writes from here on is not durable.
     pub(super) fn detach(&mut self, error: &FollowError) {
         self.follower = None;
+        self.is_empty = self.durable.0 == Txid(0) && error.is_before_the_first_write();
+        if !self.is_empty {
+            self.behind_since.get_or_insert((self.settings.clock)().mono);
+        }
         let reason = error.to_string();
         if self.detached.as_ref() != Some(&reason) {
             self.send(Event::Stalled { reason: reason.clone() });
@@ -304,7 +311,7 @@ impl<S: Store> Driver<S> {
                 // What came since the file that is durable now.
                 self.behind_since = unspooled;
             }
-            if self.uploader.is_settled() {
+            if self.uploader.is_settled() && (self.detached.is_none() || self.is_empty) {
                 self.behind_since = None;
             } else {
                 self.behind_since.get_or_insert(now.mono);

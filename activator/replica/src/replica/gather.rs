@@ -212,6 +212,14 @@ impl<S: Store> Gatherer<S> {
         self.look(now);
     }
 
+    /// No restore and no merge gets past this number: a snapshot of what comes after is due.
+    pub(super) fn damaged_since(&mut self, txid: Txid) {
+        if txid > Txid(0) {
+            self.base = txid;
+            self.set_fault(Some(Fault::Damaged));
+        }
+    }
+
     /// What the store holds now, for the next visit; the job that runs ends here, and what it may
     /// have written is found by a list.
     pub(super) fn conclude(&mut self) -> Inventory {

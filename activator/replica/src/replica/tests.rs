@@ -330,35 +330,103 @@ async fn an_upload_of_our_own_that_landed_late_is_told_apart_from_another_writer
     drop(app);
 }
 
+/// A database beside the real one, with nine rows.
+fn backup(world: &World, page_size: u32) -> std::path::PathBuf {
+    let path = world.dir.path().join("data/other");
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.pragma_update(None, "page_size", page_size).unwrap();
+    conn.execute_batch("PRAGMA journal_mode=wal; CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
+        .unwrap();
+    insert(&conn, 9, 9);
+    conn.close().unwrap();
+    path
+}
+
+fn put_in_place(world: &World, backup: &std::path::Path) {
+    for side in crate::restore::side_files(&world.db()) {
+        crate::restore::remove(&side).unwrap();
+    }
+    std::fs::rename(backup, world.db()).unwrap();
+}
+
 #[tokio::test]
 async fn a_database_that_is_replaced_is_followed_anew_by_a_full_image() {
-    let mut world = World::new();
+    for page_size in [4096, 8192] {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+        let mut running = replica.start(None);
+        assert_eq!(durable(&mut running).await, Txid(1));
+        let other = backup(&world, page_size);
+        // The app restores a backup of its own over the database, and opens that.
+        insert(&app, 1, 1);
+        assert_eq!(durable(&mut running).await, Txid(2));
+        drop(app);
+        put_in_place(&world, &other);
+        let app = world.app(4096);
+        insert(&app, 1, 1);
+        durable_at(&mut running, Txid(3)).await;
+        let is_divided = async {
+            let mut ticks = tokio::time::interval(Duration::from_millis(5));
+            while page_size != 4096 && !world.ltx_path(9, 1, 3).exists() {
+                ticks.tick().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), is_divided).await.expect("a snapshot");
+        drop(app);
+        let finished = running.finish(BUDGET).await;
+        assert!(finished.clean, "{finished:?}");
+        world.txid = finished.txid;
+        world.assert_restore_is_identical().await;
+        assert!(!levels::is_marked_damaged(&world.state()));
+        // Before the snapshot stood, the files themselves were enough.
+        if page_size != 4096 {
+            std::fs::remove_file(world.ltx_path(9, 1, 3)).unwrap();
+            world.assert_restore_is_identical().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_while_nothing_is_followed_counts_as_lag() {
+    let world = World::new();
     let app = world.app(4096);
     let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
     let mut running = replica.start(None);
     assert_eq!(durable(&mut running).await, Txid(1));
-    let other = world.dir.path().join("data/other");
-    let new = rusqlite::Connection::open(&other).unwrap();
-    new.execute_batch("PRAGMA journal_mode=wal; CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
-        .unwrap();
-    insert(&new, 9, 9);
-    new.close().unwrap();
-    // The app restores a backup of its own over the database, and opens that.
+    let mut status = running.watch();
+    status.wait_for(|status| status.behind_since.is_none()).await.unwrap();
+    // The app goes on with a file that has no name any more.
+    let elsewhere = world.dir.path().join("elsewhere");
+    std::fs::rename(world.db(), &elsewhere).unwrap();
     insert(&app, 1, 1);
-    assert_eq!(durable(&mut running).await, Txid(2));
+    let lost = |status: &Status| matches!(status.state, State::Detached { .. });
+    let wait = tokio::time::timeout(Duration::from_secs(20), status.wait_for(lost));
+    assert!(wait.await.unwrap().unwrap().behind_since.is_some());
+    std::fs::rename(&elsewhere, world.db()).unwrap();
+    durable_at(&mut running, Txid(2)).await;
+    status.wait_for(|status| status.behind_since.is_none()).await.unwrap();
     drop(app);
-    for side in crate::restore::side_files(&world.db()) {
-        crate::restore::remove(&side).unwrap();
+    assert!(running.finish(BUDGET).await.clean);
+}
+
+#[tokio::test]
+async fn an_app_that_has_not_written_yet_is_not_behind() {
+    let world = World::new();
+    let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+    let mut running = replica.start(None);
+    for make in [None, Some(world.db())] {
+        if let Some(empty) = make {
+            std::fs::write(empty, b"").unwrap();
+        }
+        let Some(Event::Stalled { .. }) = running.event().await else { panic!("not named") };
+        let status = running.status();
+        assert!(matches!(status.state, State::Detached { .. }), "{status:?}");
+        assert_eq!(status.behind_since, None);
     }
-    std::fs::rename(&other, world.db()).unwrap();
-    let app = world.app(4096);
-    insert(&app, 1, 1);
-    durable_at(&mut running, Txid(3)).await;
-    drop(app);
-    let finished = running.finish(BUDGET).await;
-    assert!(finished.clean, "{finished:?}");
-    world.txid = finished.txid;
-    world.assert_restore_is_identical().await;
+    drop(world.app(4096));
+    durable_at(&mut running, Txid(1)).await;
+    assert!(running.finish(BUDGET).await.clean);
 }
 
 #[tokio::test(flavor = "multi_thread")]

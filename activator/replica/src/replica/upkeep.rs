@@ -5,8 +5,9 @@ use dormouse_core::time::Nanos;
 use dormouse_core::upload::UploadInput;
 use dormouse_store::Store;
 
-use super::driver::Driver;
+use super::driver::{Driver, blocking_io};
 use crate::follow::{FollowError, Follower, ImageWhy, WalSize};
+use crate::levels;
 
 /// A checkpoint waits so long for a pause of the writer.
 const NO_PAUSE: Nanos = Nanos::from_secs(1);
@@ -70,5 +71,17 @@ impl<S: Store> Driver<S> {
             follower.need_image();
             self.step(UploadInput::Committed).await;
         }
+    }
+
+    /// The database has other pages than the chain so far: a merge of both is none, so a snapshot
+    /// is to divide them.
+    pub(super) async fn refit(&mut self) {
+        let state_dir = self.settings.state_dir.clone();
+        if let Err(error) = blocking_io(move || levels::mark_damaged(&state_dir)).await {
+            // The visit mends it all the same; only the next one would not know.
+            self.trouble(error.to_string());
+        }
+        let newest = self.spooled.as_ref().map_or(self.durable.0, |file| file.txid);
+        self.gatherer.damaged_since(newest);
     }
 }

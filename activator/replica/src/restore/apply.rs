@@ -67,37 +67,48 @@ impl Target {
     pub(super) fn apply(&mut self, from: impl Read, name: &str) -> Result<Header, RestoreError> {
         let mut decoder = Decoder::new(from, name)?;
         let header = *decoder.header();
-        match self.page_size {
-            None => self.page_size = Some(header.page_size),
-            Some(size) if size == header.page_size => (),
-            Some(_) => {
-                let file = name.to_owned();
-                return Err(RestoreError::Misfit { file, why: "another page size than before" });
-            }
+        // Only a whole database may have other pages than what it follows.
+        let is_anew = self.page_size.is_some_and(|size| size != header.page_size);
+        if is_anew {
+            self.file.set_len(0).map_err(|error| self.fail(error))?;
+            self.written.clear();
         }
+        self.page_size = Some(header.page_size);
         let mut page = Vec::new();
         while let Some(pgno) = decoder.next_page(&mut page)? {
             self.put(pgno, &page, header.page_size).map_err(|error| self.fail(error))?;
         }
         self.flush(header.page_size).map_err(|error| self.fail(error))?;
         self.commit = header.commit;
+        if is_anew && self.missing(header.page_size).is_some() {
+            let file = name.to_owned();
+            return Err(RestoreError::Misfit { file, why: "another page size than before" });
+        }
         Ok(header)
     }
 
     /// Checks that every page is there, cuts to size and makes the file durable.
     pub(super) fn finish(self) -> Result<(PageSize, u32), RestoreError> {
         let Some(size) = self.page_size else { return Err(RestoreError::Empty) };
-        let mut page = size.next_stored(Pgno(0));
-        while page.0 <= self.commit {
-            if !self.is_marked(page) {
-                return Err(RestoreError::MissingPage { page, page_count: self.commit });
-            }
-            page = size.next_stored(page);
+        if let Some(page) = self.missing(size) {
+            return Err(RestoreError::MissingPage { page, page_count: self.commit });
         }
         let len = u64::from(self.commit) * u64::from(size.get());
         self.file.set_len(len).map_err(|error| self.fail(error))?;
         self.file.sync_all().map_err(|error| self.fail(error))?;
         Ok((size, self.commit))
+    }
+
+    /// The first page of the database that no file held.
+    fn missing(&self, size: PageSize) -> Option<Pgno> {
+        let mut page = size.next_stored(Pgno(0));
+        while page.0 <= self.commit {
+            if !self.is_marked(page) {
+                return Some(page);
+            }
+            page = size.next_stored(page);
+        }
+        None
     }
 
     fn put(&mut self, pgno: Pgno, page: &[u8], size: PageSize) -> io::Result<()> {

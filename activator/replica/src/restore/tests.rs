@@ -51,6 +51,21 @@ async fn a_gap_refuses_the_restore() {
 }
 
 #[tokio::test]
+async fn changed_pages_of_another_size_refuse_the_restore() {
+    let world = replica_of(2).await;
+    let mut other = World::new();
+    let app = other.app(8192);
+    let mut follower = other.follow(false);
+    for _ in 0..3 {
+        insert(&app, 10, 900);
+        other.ship(&mut follower).await;
+    }
+    fs::copy(other.ltx_path(0, 3, 3), world.ltx_path(0, 3, 3)).unwrap();
+    let error = world.restore(Target::Latest).await.unwrap_err();
+    assert!(error.to_string().contains("another page size"), "{error}");
+}
+
+#[tokio::test]
 async fn a_file_under_another_number_refuses_the_restore() {
     let world = replica_of(3).await;
     fs::rename(world.ltx_path(0, 3, 3), world.ltx_path(0, 4, 4)).unwrap();
