@@ -66,7 +66,13 @@ fn a_visit_that_writes_nothing_to_an_owned_host_costs_no_request() -> Result<()>
         ensure!(world.names(HOST)? == ["one"]);
         world.wait_state(HOST, "asleep")?;
     }
-    ensure!(world.store_requests()? == counted, "{}", world.dormouse(&["status", "--cost"])?);
+    let bill = || world.dormouse(&["status", "--cost"]);
+    ensure!(
+        world.store_requests()? == counted,
+        "{counted} at first, {}, {:?}",
+        bill()?,
+        proxy.requests()
+    );
     ensure!(of_host() == seen, "and nothing was sent past the ledger: {:?}", proxy.requests());
     let bill = world.dormouse(&["status", HOST, "--cost"])?;
     ensure!(bill.contains(HOST) && !bill.contains("sessions"), "{bill}");
