@@ -139,12 +139,13 @@ impl<S: Store> Gatherer<S> {
         self.look(now);
     }
 
-    /// When to call [`Gatherer::start`]; none while a job runs, while nothing is ever due, and
-    /// past the session's deadline.
+    /// When to call [`Gatherer::start`]; none while a job runs, while nothing is ever due, past the
+    /// session's deadline, and in a visit that wrote nothing: it is to cost nothing.
     pub(super) fn next_due(&self, now: Now) -> Option<Mono> {
         let due = self.due.as_ref()?;
         let is_over = self.deadline.borrow().is_some_and(|deadline| deadline.passed(now));
-        if self.task.is_some() || is_over {
+        let is_idle = self.own.1 == self.base && self.fault.is_none();
+        if self.task.is_some() || is_over || is_idle {
             return None;
         }
         let ahead_ms = u64::try_from(due.at_ms.saturating_sub(now.wall.unix_ms())).unwrap_or(0);

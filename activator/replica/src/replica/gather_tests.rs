@@ -126,6 +126,28 @@ async fn a_host_that_was_written_to_comes_to_rest_with_one_l0_beside_its_fence()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_visit_that_writes_nothing_gathers_nothing_that_an_earlier_one_left() {
+    let world = World::new();
+    let app = world.app(4096);
+    let store = FaultyStore::new(world.store.clone(), &[]);
+    let calm = LevelSettings { windows_ms: [1 << 40; 3], snapshot_ms: 1 << 40, ..QUICK };
+    let (mut running, _) = start(&world, &store, calm, fresh(), None).await;
+    durable_at(&mut running, Txid(1)).await;
+    write_until(&app, &mut running, || files(&world, 0).len() >= 5).await;
+    drop(app);
+    let finished = running.finish(BUDGET).await;
+    let base = Base::Current { txid: finished.txid, etag: finished.etag };
+    let before = store.counts();
+    let (mut running, budget) = start(&world, &store, QUICK, base, None).await;
+    let app = world.app(4096);
+    let end = system_now().mono + Nanos::from_millis(200);
+    until("four windows pass", || end < system_now().mono).await;
+    assert_eq!(store.counts(), before, "it is to cost no request");
+    write_until(&app, &mut running, || budget.written() > 0 && budget.deleted() > 3).await;
+    running.abandon();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn past_the_deadline_levels_wait_for_its_next_move() {
     let world = World::new();
     let app = world.app(4096);
