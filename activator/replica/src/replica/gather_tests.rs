@@ -47,7 +47,7 @@ fn fresh() -> Base {
     Base::Image { after: Txid(0) }
 }
 
-fn files(world: &World, level: u8) -> Vec<String> {
+pub(super) fn files(world: &World, level: u8) -> Vec<String> {
     let dir = world.ltx_path(level, 1, 1).parent().unwrap().to_owned();
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut names: Vec<_> =
@@ -57,14 +57,14 @@ fn files(world: &World, level: u8) -> Vec<String> {
     names
 }
 
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         let mut ticks = tokio::time::interval(Duration::from_millis(5));
         while !is_so() {
             ticks.tick().await;
         }
     };
-    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "{what}");
+    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "not so: {what}");
 }
 
 /// Commits until this is so; each commit an L0.
