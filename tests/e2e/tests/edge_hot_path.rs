@@ -26,6 +26,8 @@ fn ask(stream: &mut TcpStream) {
 /// The C library's allocator growing or trimming its heap: now and then, and on no request's
 /// account.
 const ALLOCATOR: [&str; 5] = ["brk", "madvise", "mmap", "mprotect", "munmap"];
+/// Which way it may trim, it reads once, when it first wants to.
+const ALLOCATOR_READS: &str = "/proc/sys/vm/overcommit_memory";
 
 /// System calls by name, of the thread that made most of them, in the second half of its trace.
 fn calls_of_the_loop(trace: &str) -> BTreeMap<String, usize> {
@@ -36,7 +38,12 @@ fn calls_of_the_loop(trace: &str) -> BTreeMap<String, usize> {
     }
     let busiest = threads.into_values().max_by_key(Vec::len).unwrap();
     let mut calls = BTreeMap::new();
+    let mut reads = false;
     for call in &busiest[busiest.len() / 2..] {
+        if reads || call.contains(ALLOCATOR_READS) {
+            reads = !call.starts_with("close(");
+            continue;
+        }
         if let Some((name, _)) = call.split_once('(')
             && !ALLOCATOR.contains(&name)
         {
