@@ -16,6 +16,22 @@ mod restore;
 mod stores;
 mod wake;
 
+/// Their names begin with that of their benchmark; what `--only` is held against.
+const CASES: [&str; 12] = [
+    "edge/c64/512B",
+    "edge/c1/512B",
+    "edge/c64/64KiB",
+    "edge/rate-half/512B",
+    "replicate/20k-single",
+    "replicate/idle-200",
+    "replicate/latency-20ms",
+    "replicate/latency-dir",
+    "restore/1MB/s3",
+    "restore/200MB/dir",
+    "restore/200MB/s3",
+    "wake/dir",
+];
+
 /// Which benchmarks, and where the rows go.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -95,6 +111,12 @@ impl Row {
 /// Runs the benchmarks in order.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench { quick: arguments.quick, only: arguments.only.clone() };
+    let named = |case: &&str| arguments.names.iter().any(|name| case.starts_with(name.as_str()));
+    let cases: Vec<&str> = CASES.into_iter().filter(named).collect();
+    if !cases.is_empty() && !cases.iter().any(|case| bench.wants(case)) {
+        let only = arguments.only.as_deref().unwrap_or_default();
+        bail!("no case begins with {only:?}; there are {}", cases.join(", "));
+    }
     let mut rows = Vec::new();
     for name in &arguments.names {
         rows.extend(match name.as_str() {
@@ -105,6 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             _ => bail!("no benchmark {name:?}; allowed: wake, edge, replicate, restore"),
         });
     }
+    rows.retain(|row| bench.wants(&row.case));
     rows.iter().for_each(Row::show);
     if let Some(file) = &arguments.json {
         let list = Value::Array(rows.iter().map(Row::json).collect());

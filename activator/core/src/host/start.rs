@@ -107,7 +107,11 @@ impl HostEntry {
     /// It was healthy, and died before it served.
     pub(super) fn fail_early(&mut self, ctx: &mut Context<'_>) {
         ctx.shared.counters.add("instances_died");
-        self.fail_start(Reason::Broken, "the instance exited before it served".into(), ctx);
+        self.fail_start(
+            Reason::Broken,
+            "the instance exited before it served: see its app.log".into(),
+            ctx,
+        );
     }
 
     /// The idle window has passed.
