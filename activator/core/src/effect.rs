@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::Ticket;
+use crate::event::{Held, Ticket};
 use crate::ids::{BoxName, ETag, Epoch, Generation, Host, Nonce, Run, Slot, Txid};
 use crate::position::RemoteTip;
 use crate::time::{Deadline, Nanos, Wall};
@@ -184,6 +184,11 @@ pub enum Effect {
     Spawn(Ticket, Slot),
     /// Follow the WAL.
     Attach(Ticket, Slot),
+    /// Follow the WAL of an instance that an earlier activator started, under this generation: from
+    /// where it left off, when that is proven, else with a whole image.
+    Resume(Ticket, Slot, Generation),
+    /// Keep the lease of a run that serves, for an activator that comes after this one.
+    Hold(Slot, Run, Held),
     /// Let go of the replica without a last sync.
     Abandon(Slot),
     /// Publish the word, then notify the proxies.

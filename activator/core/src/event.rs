@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Attempt, BoxName, ETag, Epoch, Host, Nonce, Run, Slot, Txid};
 use crate::position::{LocalCopy, Newest, RemoteTip};
-use crate::time::{Mono, Nanos, Wall};
+use crate::time::{Deadline, Mono, Nanos, Wall};
 
 /// Whom an answer is for, and which of its questions it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,20 +52,41 @@ pub struct HostSeed {
     /// When it must wake by itself.
     pub due: Option<Wall>,
     /// A run that an earlier activator left behind.
-    pub leftover: Option<Run>,
+    pub leftover: Option<Leftover>,
     /// A release that was journalled and is not definite.
     pub releasing: Option<Nonce>,
     /// Its position says that the local copy may be ahead of the store.
     pub unsynced: bool,
 }
 
-/// What the journal remembers of this box's session.
+/// An instance that an earlier activator left behind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Leftover {
+    /// Its run.
+    pub run: Run,
+    /// Under which lease it served, when it did: then it may be taken over.
+    pub held: Option<Held>,
+}
+
+/// The lease of an instance that serves, for an activator that comes after this one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Held {
+    /// The host's record, as it was written.
+    pub record: Vec<u8>,
+    /// Its entity tag.
+    pub etag: ETag,
+}
+
+/// What is remembered of this box's session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionMemo {
     /// Its epoch.
     pub epoch: Epoch,
     /// Starts of all nonces that were written under it.
     pub bases: Vec<String>,
+    /// Until when the process before this one might act, when that is known.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
 }
 
 /// Why a host is to wake.
@@ -258,7 +279,7 @@ pub enum Answer {
     Healthy(Run),
     /// Of `Effect::Spawn`: it was not started, did not become healthy, or exited.
     StartFailed(String),
-    /// Of `Effect::Attach`.
+    /// Of `Effect::Attach` and `Effect::Resume`.
     Attached(Result<(), ReplicaProblem>),
     /// Of `Effect::TryStop`: the word says stopping and nothing is in flight.
     StopTaken,

@@ -22,6 +22,7 @@ mod lease;
 mod park;
 mod start;
 mod stop;
+mod take_over;
 mod view;
 
 use copy::CopyPut;
@@ -172,6 +173,11 @@ pub(crate) enum State {
         wake: Wake,
         run: Run,
     },
+    /// Taken over from an earlier activator: it serves, and its replica is being found again.
+    Resuming {
+        run: Run,
+        until: Mono,
+    },
     Awake {
         run: Run,
         since: Mono,
@@ -309,6 +315,7 @@ impl HostEntry {
             | State::Backoff { .. } => false,
             State::Starting { .. }
             | State::Attaching { .. }
+            | State::Resuming { .. }
             | State::Awake { .. }
             | State::Freezing { .. }
             | State::Frozen { .. }
@@ -352,6 +359,10 @@ impl HostEntry {
                 // A waiter that came before the word: told again, nothing else.
                 ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
                 self.state = State::Awake { run, since };
+            }
+            State::Resuming { run, until } => {
+                ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
+                self.state = State::Resuming { run, until };
             }
             State::Frozen { run, .. } | State::Freezing { run } => {
                 let ticket = self.ticket();
@@ -518,6 +529,7 @@ impl HostEntry {
             State::Opening { wake } => self.on_opened(wake, answer, ctx),
             State::Starting { wake, died } => self.on_started(wake, died, answer, ctx),
             State::Attaching { wake, run } => self.on_attached(wake, run, answer, ctx),
+            State::Resuming { run, until } => self.on_resumed(run, until, answer, ctx),
             State::Freezing { run } => self.on_frozen(run, &answer, ctx),
             State::Thawing { run } => self.on_thawed(run, &answer, ctx),
             State::Stopping { run, why, then, step } => {
@@ -560,6 +572,7 @@ impl HostEntry {
                 let detail = "the instance was not ready within the wake's budget".into();
                 self.fail_start(Reason::TimedOut, detail, ctx);
             }
+            State::Resuming { run, .. } => self.give_up(run, Then::Sleep, ctx),
             State::Frozen { run, .. } => self.stop_frozen(run, Why::Idle, ctx),
             State::Stopping { run, why, then, step } => self.tick_stop(run, why, then, step, ctx),
             State::Parking { step } => self.tick_park(step, ctx),

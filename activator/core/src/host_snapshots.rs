@@ -58,6 +58,7 @@ fn the_table_has_every_state() {
         "Opening",
         "Starting",
         "Attaching",
+        "Resuming",
         "Awake",
         "Freezing",
         "Frozen",
@@ -81,8 +82,16 @@ fn the_table_has_every_state() {
 /// A core for each state of its one host.
 fn states() -> BTreeMap<String, (Core, Now)> {
     let mut met = BTreeMap::new();
-    let paths: [fn(&mut Rig); 7] =
-        [sleep_and_release, lease_trouble, over_another, keep, stop_trouble, broken, stood_down];
+    let paths: [fn(&mut Rig); 8] = [
+        sleep_and_release,
+        lease_trouble,
+        over_another,
+        keep,
+        stop_trouble,
+        broken,
+        stood_down,
+        restarted,
+    ];
     for path in paths {
         let mut rig = Rig::new(None);
         path(&mut rig);
@@ -110,6 +119,13 @@ fn collect(met: &mut BTreeMap<String, (Core, Now)>, rig: Rig) {
 
 fn request(rig: &mut Rig) {
     rig.step(Event::Requested(SLOT, Cause::Client));
+}
+
+fn restarted(rig: &mut Rig) {
+    request(rig);
+    rig.until("Awake");
+    rig.settle();
+    rig.restart(true);
 }
 
 fn sleep_and_release(rig: &mut Rig) {

@@ -23,6 +23,8 @@ pub mod ids;
 pub mod position;
 pub mod record;
 #[cfg(test)]
+mod restart_tests;
+#[cfg(test)]
 mod rig;
 #[cfg(test)]
 mod scenario_tests;
@@ -39,9 +41,10 @@ pub use settings::{Identity, Settings, TakeoverMode};
 pub use shared::Counters;
 
 use effect::Effect;
-use event::{Answer, Cause, Event, HostSeed, Sample, Subject, Ticket};
+use event::{Answer, Cause, Event, Held, HostSeed, Leftover, Sample, Subject, Ticket};
 use host::{Context, HostEntry, Lease, State, Tip, Why};
 use ids::Slot;
+use record::HostRecord;
 use session::{Session, Turn};
 use shared::{Mode, Nonces, Shared};
 use takeover::Takeover;
@@ -204,13 +207,27 @@ impl Core {
         let former = self.hosts.insert(slot, entry);
         assert!(former.is_none(), "invariant 8: a slot was given to a second host");
         self.due.extend(seed.due.map(|due| (due, slot)));
+        let held = seed.leftover.as_ref().and_then(|leftover| self.lease_of(leftover, now));
+        if held.is_some() {
+            self.session.hold();
+        }
         self.with(slot, now, fx, |host, ctx| {
-            if let Some(run) = seed.leftover {
-                host.stop_leftover(run, ctx);
+            if let (Some(leftover), Some((record, held))) = (&seed.leftover, held) {
+                host.take_over(leftover.run, record, held, ctx);
+            } else if let Some(leftover) = &seed.leftover {
+                host.stop_leftover(leftover.run, ctx);
             } else if let Some(nonce) = &seed.releasing {
                 host.resume_release(nonce, ctx);
             }
         });
+    }
+
+    /// The lease that an instance of an earlier activator goes on under, when it may.
+    fn lease_of(&self, leftover: &Leftover, now: Now) -> Option<(HostRecord, Held)> {
+        let held = leftover.held.as_ref()?;
+        let record = HostRecord::decode(&held.record).ok()?;
+        let may = self.session.may_hold(&self.shared, &record, now);
+        may.then(|| (record, held.clone()))
     }
 
     fn remove(&mut self, slot: Slot, now: Now, fx: &mut Vec<Effect>) {
@@ -377,7 +394,7 @@ impl Core {
             self.let_go(slot, now, fx);
         }
         let booted = !self.shared.nonces.base().is_empty();
-        if booted && self.session.waits_for_hosts() && !self.hosts_may_run() {
+        if booted && self.session.waits_for_hosts() && !self.hosts_keep_it_waiting() {
             self.session.begin(&self.shared, fx);
         }
         if self.shared.mode == Mode::Leaving && !self.exiting && self.is_settled() {
@@ -388,8 +405,13 @@ impl Core {
         }
     }
 
-    fn hosts_may_run(&self) -> bool {
-        self.active.iter().filter_map(|slot| self.hosts.get(slot)).any(HostEntry::may_run)
+    /// A new epoch waits for everything of an earlier one; the same epoch only for what is not
+    /// taken over under it.
+    fn hosts_keep_it_waiting(&self) -> bool {
+        let goes_on = |host: &HostEntry| self.session.holds() && host.is_owned();
+        let running = |host: &&HostEntry| host.may_run();
+        let mut hosts = self.active.iter().filter_map(|slot| self.hosts.get(slot)).filter(running);
+        hosts.any(|host| !goes_on(host))
     }
 
     fn is_settled(&self) -> bool {

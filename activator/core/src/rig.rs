@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use crate::effect::{Base, Effect, Expect, RecordKey};
 use crate::event::{
-    Answer, Event, Got, HostSeed, Policy, Sample, Saved, StoreProblem, Subject, Ticket, Uploaded,
-    Wrote,
+    Answer, Event, Got, HostSeed, Leftover, Policy, Sample, Saved, SessionMemo, StoreProblem,
+    Subject, Ticket, Uploaded, Wrote,
 };
 use crate::ids::{ETag, Epoch, Generation, Run, Slot, Txid};
 use crate::position::{FileId, LocalCopy, Newest, POSITION_VERSION, Position, RemoteTip};
@@ -71,18 +71,31 @@ impl Rig {
             pending: VecDeque::new(),
             written: 0,
         };
-        let policy = Policy { idle: Nanos::from_secs(60), frozen, asks_due: true };
-        let seed = HostSeed {
-            slot: SLOT,
-            host: HOST.into(),
-            policy,
-            due: None,
-            leftover: None,
-            releasing: None,
-            unsynced: false,
-        };
-        rig.step(Event::Boot { base: "n".into(), memo: None, hosts: Vec::from([seed]) });
+        let hosts = Vec::from([seed(frozen, None)]);
+        rig.step(Event::Boot { base: "n".into(), memo: None, hosts });
         rig
+    }
+
+    /// The activator is killed and started again; the instance runs on. It finds the lease that was
+    /// held for it, unless that is forgotten.
+    pub(crate) fn restart(&mut self, remembers: bool) {
+        let held = self.said.iter().rev().find_map(|effect| match effect {
+            Effect::Hold(_, run, held) => Some((*run, held.clone())),
+            _ => None,
+        });
+        let deadline = self.said.iter().rev().find_map(|effect| match effect {
+            Effect::Deadline(deadline) => *deadline,
+            _ => None,
+        });
+        let (run, held) = held.unwrap();
+        let leftover = Leftover { run, held: Some(held).filter(|_| remembers) };
+        let settings = self.core.shared.settings.clone();
+        let memo = SessionMemo { epoch: Epoch(1), bases: Vec::from(["n".into()]), deadline };
+        self.core = Core::new(settings);
+        self.said.clear();
+        self.pending.clear();
+        let hosts = Vec::from([seed(None, Some(leftover))]);
+        self.step(Event::Boot { base: "m".into(), memo: Some(memo), hosts });
     }
 
     /// One input; its effects wait to be obliged.
@@ -229,6 +242,11 @@ impl Rig {
         times
     }
 
+    fn set_aside(&mut self) -> Answer {
+        self.local = LocalCopy::default();
+        Answer::SetAside(Ok("db.fork".into()))
+    }
+
     fn unheard(&self, effect: &Effect) -> Option<(Ticket, Answer)> {
         if !(self.lost)(effect) {
             return None;
@@ -270,10 +288,7 @@ impl Rig {
                 let tip = self.tip.clone().unwrap();
                 (ticket, Answer::Fetched(Ok(tip)))
             }
-            Effect::SetAside(ticket, _) => {
-                self.local = LocalCopy::default();
-                (ticket, Answer::SetAside(Ok("db.fork".into())))
-            }
+            Effect::SetAside(ticket, _) => (ticket, self.set_aside()),
             Effect::PutFence(ticket, _, txid, _) | Effect::PutImage(ticket, _, txid, _) => {
                 self.remote(txid.0);
                 let tip = self.tip.clone().unwrap();
@@ -292,7 +307,9 @@ impl Rig {
                 (ticket, Answer::Opened(Ok(())))
             }
             Effect::Spawn(ticket, _) => (ticket, Answer::Healthy(Run(1))),
-            Effect::Attach(ticket, _) => (ticket, Answer::Attached(Ok(()))),
+            Effect::Attach(ticket, _) | Effect::Resume(ticket, ..) => {
+                (ticket, Answer::Attached(Ok(())))
+            }
             Effect::TryStop(ticket, ..) => (ticket, Answer::StopTaken),
             Effect::AskDue(ticket, _) => (ticket, Answer::Due(Ok(None))),
             Effect::Terminate(ticket, _) | Effect::Kill(ticket, _) => (ticket, Answer::Empty),
@@ -303,6 +320,7 @@ impl Rig {
             }
             Effect::Journal(_)
             | Effect::Abandon(_)
+            | Effect::Hold(..)
             | Effect::Publish(..)
             | Effect::Refuse(..)
             | Effect::RecordDue(..)
@@ -313,6 +331,18 @@ impl Rig {
             | Effect::Exit => return,
         };
         self.step(Event::Answer(ticket, answer));
+    }
+}
+
+fn seed(frozen: Option<Nanos>, leftover: Option<Leftover>) -> HostSeed {
+    HostSeed {
+        slot: SLOT,
+        host: HOST.into(),
+        policy: Policy { idle: Nanos::from_secs(60), frozen, asks_due: true },
+        due: None,
+        leftover,
+        releasing: None,
+        unsynced: false,
     }
 }
 

@@ -12,7 +12,7 @@ use core::mem;
 use crate::effect::{Effect, Entry, Expect, RecordKey};
 use crate::event::{Answer, Got, SessionMemo, Subject, Ticket, Wrote};
 use crate::ids::{Attempt, BoxName, ETag, Epoch};
-use crate::record::{Owner, SessionRecord};
+use crate::record::{HostRecord, HostState, Owner, SessionRecord};
 use crate::shared::{Shared, starts_with};
 use crate::time::{Deadline, Mono, Nanos, Now};
 use crate::watch::Judged;
@@ -99,6 +99,8 @@ pub(crate) struct Session {
     state: State,
     attempt: Attempt,
     memo: Option<SessionMemo>,
+    /// Instances of the process before this one run on under its epoch, which is to be claimed again.
+    holds: bool,
     trouble: Option<Trouble>,
 }
 
@@ -119,11 +121,32 @@ const END_TRIES_PAUSE_MAX: Nanos = Nanos::from_secs(2);
 
 impl Session {
     pub(crate) const fn new() -> Self {
-        Self { state: State::Down, attempt: Attempt(0), memo: None, trouble: None }
+        Self { state: State::Down, attempt: Attempt(0), memo: None, holds: false, trouble: None }
     }
 
     pub(crate) fn remember(&mut self, memo: Option<SessionMemo>) {
         self.memo = memo;
+    }
+
+    /// Whether an instance that serves under this record may be taken over: it is of the epoch that
+    /// is to go on, and with automatic takeover the deadline that was told has not passed.
+    pub(crate) fn may_hold(&self, shared: &Shared, record: &HostRecord, now: Now) -> bool {
+        let identity = &shared.settings.identity;
+        let is_own = record.id == identity.id && record.owner.name == identity.name;
+        let is_in_time = |memo: &SessionMemo| {
+            !shared.is_automatic() || memo.deadline.is_some_and(|deadline| !deadline.passed(now))
+        };
+        let goes_on = |memo: &SessionMemo| memo.epoch == record.owner.epoch && is_in_time(memo);
+        record.state == HostState::Owned && is_own && self.memo.as_ref().is_some_and(goes_on)
+    }
+
+    /// An instance is taken over: the session goes on, or is lost.
+    pub(crate) const fn hold(&mut self) {
+        self.holds = true;
+    }
+
+    pub(crate) const fn holds(&self) -> bool {
+        self.holds
     }
 
     pub(crate) const fn attempt(&self) -> Attempt {
@@ -193,10 +216,7 @@ impl Session {
     /// When it wants to be ticked.
     pub(crate) fn next_due(&self, shared: &Shared, now: Now) -> Option<Mono> {
         let wanted = self.wants_tick();
-        let State::Live { deadline, .. } = &self.state else { return wanted };
-        if !shared.is_automatic() {
-            return wanted;
-        }
+        let Some(deadline) = self.ends(shared) else { return wanted };
         // Its end must not be slept through.
         let end = now.mono + deadline.left(now);
         Some(wanted.map_or(end, |wanted| wanted.min(end)))
@@ -216,12 +236,30 @@ impl Session {
         }
     }
 
+    /// With automatic takeover: when everything under it must have stopped.
+    fn ends(&self, shared: &Shared) -> Option<Deadline> {
+        let deadline = match &self.state {
+            State::Live { deadline, .. } => Some(*deadline),
+            State::Down
+            | State::Reading
+            | State::Pausing { .. }
+            | State::Claiming(_)
+            | State::Refused { .. }
+            | State::Lost(_)
+            | State::Ending(_)
+            | State::Ended => {
+                self.memo.as_ref().filter(|_| self.holds).and_then(|memo| memo.deadline)
+            }
+        };
+        deadline.filter(|_| shared.is_automatic())
+    }
+
     /// With automatic takeover: ends a session whose deadline has passed; true when it did.
     pub(crate) fn expire(&mut self, shared: &mut Shared, now: Now) -> bool {
-        let State::Live { deadline, .. } = &self.state else { return false };
-        if !shared.is_automatic() || !deadline.passed(now) {
+        if self.ends(shared).is_none_or(|deadline| !deadline.passed(now)) {
             return false;
         }
+        self.holds = false;
         shared.counters.add("session_expired");
         // A renewal may be on its way: its answer is not heard any more.
         let stale = self.ticket();
@@ -325,8 +363,7 @@ impl Session {
         match mem::replace(&mut self.state, State::Down) {
             State::Reading => {
                 let Answer::Got(got) = answer else { return self.stay(State::Reading) };
-                self.on_read(shared, now, got, fx);
-                Turn::None
+                self.on_read(shared, now, got, fx)
             }
             State::Claiming(claim) => self.on_claim(claim, None, shared, now, answer, fx),
             State::Live { record, etag, deadline, next: Next::Renewing(claim) } => {
@@ -375,7 +412,10 @@ impl Session {
         claim
     }
 
-    fn on_read(&mut self, shared: &mut Shared, now: Now, got: Got, fx: &mut Vec<Effect>) {
+    fn on_read(&mut self, shared: &mut Shared, now: Now, got: Got, fx: &mut Vec<Effect>) -> Turn {
+        if let Some(by) = self.holds.then(|| self.gone_past(&got)).flatten() {
+            return self.lose(by, shared);
+        }
         let memo_epoch = self.memo.as_ref().map_or(Epoch(0), |memo| memo.epoch);
         match got {
             Got::Absent => self.claim(memo_epoch.next(), Expect::Absent, shared, now, fx),
@@ -396,7 +436,8 @@ impl Session {
                             }
                         };
                         if let Some(again) = again {
-                            return self.refuse(name_in_use(&record), now.mono + again);
+                            self.refuse(name_in_use(&record), now.mono + again);
+                            return Turn::None;
                         }
                     }
                     let epoch = if !over && self.continues(&record) {
@@ -412,6 +453,20 @@ impl Session {
                 let until = now.mono + pause;
                 self.state = State::Pausing { until };
             }
+        }
+        Turn::None
+    }
+
+    /// What stands where the record should that instances run under; none when it stands.
+    fn gone_past(&self, got: &Got) -> Option<Loss> {
+        match got {
+            Got::Failed(_) => None,
+            Got::Absent => Some(Loss::Replaced),
+            Got::Found { body, .. } => match SessionRecord::decode(body) {
+                Ok(record) if !record.has_ended() && self.continues(&record) => None,
+                Ok(record) => Some(record.fenced_by.map_or(Loss::Replaced, Loss::Fenced)),
+                Err(_) => Some(Loss::Replaced),
+            },
         }
     }
 
@@ -446,7 +501,7 @@ impl Session {
             Some(_) | None => false,
         };
         if !known {
-            self.memo = Some(SessionMemo { epoch, bases: vec![base.clone()] });
+            self.memo = Some(SessionMemo { epoch, bases: vec![base.clone()], deadline: None });
         }
         fx.push(Effect::Journal(Entry::Session { epoch, base }));
         let identity = &shared.settings.identity;
@@ -520,6 +575,7 @@ impl Session {
 
     fn adopt(&mut self, claim: Claim, etag: ETag, shared: &Shared, fx: &mut Vec<Effect>) -> Turn {
         self.trouble = None;
+        self.holds = false;
         let settings = &shared.settings;
         let deadline = Deadline::after(claim.first_sent, settings.usable());
         fx.push(Effect::Deadline(Some(deadline)));
@@ -537,13 +593,19 @@ impl Session {
         fx: &mut Vec<Effect>,
     ) -> Turn {
         if was_live {
-            // The deadline stays as it was told, and passes: none would mean no limit.
-            shared.counters.add("session_lost");
-            self.state = State::Lost(by.map_or(Loss::Replaced, Loss::Fenced));
-            return Turn::Lost;
+            return self.lose(by.map_or(Loss::Replaced, Loss::Fenced), shared);
         }
+        // Perhaps a late renewal by the process before this one.
         self.read(shared, fx);
         Turn::None
+    }
+
+    fn lose(&mut self, how: Loss, shared: &mut Shared) -> Turn {
+        // The deadline stays as it was told, and passes: none would mean no limit.
+        shared.counters.add("session_lost");
+        self.holds = false;
+        self.state = State::Lost(how);
+        Turn::Lost
     }
 
     fn on_ending(&mut self, mut claim: Claim, shared: &Shared, now: Now, answer: &Answer) -> Turn {

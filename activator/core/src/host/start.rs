@@ -3,9 +3,9 @@
 use alloc::format;
 use alloc::string::String;
 
-use super::{Context, HostEntry, Purpose, State, StopStep, Then, Wake, Why};
+use super::{Context, HostEntry, Lease, Purpose, State, StopStep, Then, Wake, Why};
 use crate::effect::{Effect, Failure, Reason, Word};
-use crate::event::{Answer, ReplicaProblem};
+use crate::event::{Answer, Held, ReplicaProblem};
 use crate::ids::Run;
 use crate::time::{Mono, Nanos};
 
@@ -79,8 +79,12 @@ impl HostEntry {
         }
     }
 
-    fn awake(&mut self, run: Run, ctx: &mut Context<'_>) {
-        assert!(self.generation().is_some(), "invariant 1: awake without a lease");
+    pub(super) fn awake(&mut self, run: Run, ctx: &mut Context<'_>) {
+        let Lease::Owned { record, etag, .. } = &self.lease else {
+            panic!("invariant 1: awake without a lease");
+        };
+        let held = Held { record: record.encode(), etag: etag.clone() };
+        ctx.fx.push(Effect::Hold(self.slot, run, held));
         self.backoff = ctx.shared.settings.backoff;
         self.last_problem = None;
         // What was on this disk alone is followed now: its lag says how far behind it is.

@@ -55,7 +55,7 @@ impl HostEntry {
         self.state = State::Stopping { run, why, then, step: StopStep::Killing { until } };
     }
 
-    /// What an earlier activator left running.
+    /// What an earlier activator left running, and is not taken over.
     pub(crate) fn stop_leftover(&mut self, run: Run, ctx: &mut Context<'_>) {
         ctx.shared.counters.add("leftovers_stopped");
         self.stop(Some(run), Why::Leftover, Then::Sleep, ctx);
@@ -68,6 +68,7 @@ impl HostEntry {
                 self.stop(Some(run), why, Then::Sleep, ctx);
             }
             State::Frozen { run, .. } => self.stop_frozen(run, why, ctx),
+            State::Resuming { run, .. } => self.give_up(run, Then::Sleep, ctx),
             State::Starting { .. } | State::Attaching { .. } => {
                 let detail = "the wake was called off".into();
                 self.refuse(Reason::Leaving, detail, RETRY_AFTER, ctx);
@@ -117,6 +118,10 @@ impl HostEntry {
                 self.note_death(ctx);
                 self.stop(Some(run), Why::Died, then, ctx);
             }
+            State::Resuming { run, .. } if run == died => {
+                self.note_death(ctx);
+                self.give_up(run, then, ctx);
+            }
             // It was being thawed for a request.
             State::Thawing { run } if run == died => {
                 self.note_death(ctx);
@@ -138,6 +143,7 @@ impl HostEntry {
             | State::Restoring { .. }
             | State::Opening { .. }
             | State::Attaching { .. }
+            | State::Resuming { .. }
             | State::Awake { .. }
             | State::Freezing { .. }
             | State::Frozen { .. }
@@ -368,6 +374,7 @@ impl HostEntry {
             }
             State::Starting { .. }
             | State::Attaching { .. }
+            | State::Resuming { .. }
             | State::Awake { .. }
             | State::Freezing { .. }
             | State::Frozen { .. }

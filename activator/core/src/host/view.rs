@@ -32,12 +32,13 @@ pub struct HostView {
 
 impl HostView {
     /// Every word that `state` can be.
-    pub const STATES: [&str; 14] = [
+    pub const STATES: [&str; 15] = [
         "asleep",
         "leasing",
         "restoring",
         "starting",
         "attaching",
+        "resuming",
         "awake",
         "frozen",
         "stopping",
@@ -59,6 +60,7 @@ impl State {
             Self::Restoring { .. } => "restoring",
             Self::Opening { .. } | Self::Starting { .. } => "starting",
             Self::Attaching { .. } => "attaching",
+            Self::Resuming { .. } => "resuming",
             Self::Awake { .. } => "awake",
             Self::Freezing { .. } | Self::Frozen { .. } | Self::Thawing { .. } => "frozen",
             Self::Stopping { .. } => "stopping",
@@ -77,6 +79,7 @@ impl HostEntry {
         match &self.state {
             State::Awake { run, .. }
             | State::Attaching { run, .. }
+            | State::Resuming { run, .. }
             | State::Freezing { run }
             | State::Frozen { run, .. }
             | State::Thawing { run } => Some(*run),
@@ -162,7 +165,8 @@ impl HostEntry {
                 ParkStep::Pausing { until, .. } => Some(*until),
                 ParkStep::Putting { .. } | ParkStep::Checking { .. } => None,
             },
-            State::Fenced { until, .. }
+            State::Resuming { until, .. }
+            | State::Fenced { until, .. }
             | State::Unproven { until, .. }
             | State::Backoff { until, .. } => Some(*until),
             // Behind the store's back nothing stays: as soon as it may be written to.
