@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use dormouse_core::effect::{Effect, Entry, Expect, RecordKey, TakeoverEnd, Word};
-use dormouse_core::event::{Answer, Event, HostSeed, Policy, Sample, Ticket, Wrote};
+use dormouse_core::event::{Answer, Event, HostSeed, Leftover, Policy, Sample, Ticket, Wrote};
 use dormouse_core::ids::{BoxName, Host, Run, Slot};
 use dormouse_core::record::{HostState, SessionRecord};
 use dormouse_core::time::{Deadline, Mono, Nanos};
@@ -122,10 +122,16 @@ impl World {
         let ignored = self.sabotage == Some(Sabotage::LeftoverIgnored);
         let mut seeds = Vec::new();
         for (slot, route) in &world.disk.routes {
-            let here = |i: &&crate::instances::Instance| i.b == b && i.host == route.host;
-            let leftover = self.instances.values().find(here).map(|i| i.run).filter(|_| !ignored);
+            let mut left = self.instances.values_mut().filter(|_| !ignored);
+            let found = left.find(|instance| instance.b == b && instance.host == route.host);
+            let leftover = found.map(|instance| {
+                let run = instance.find_again(*slot, activator.life);
+                let held = world.disk.held.get(&route.host);
+                let held = held.filter(|(held, _)| *held == run).map(|(_, held)| held.clone());
+                Leftover { run, held }
+            });
             let mut hosted = Hosted::new(route.host.clone());
-            hosted.run = leftover;
+            hosted.run = leftover.as_ref().map(|leftover| leftover.run);
             activator.hosts.insert(*slot, hosted);
             seeds.push(HostSeed {
                 slot: *slot,
@@ -290,6 +296,14 @@ impl World {
                 self.task(b, slot, Task::Open(ticket, generation, base));
             }
             Effect::Attach(ticket, slot) => self.task(b, slot, Task::Attach(ticket)),
+            Effect::Resume(ticket, slot, generation) => {
+                self.task(b, slot, Task::Resume(ticket, generation));
+            }
+            Effect::Hold(slot, run, held) => {
+                if let Some(host) = self.host_at(b, slot) {
+                    self.boxes[b].disk.held.insert(host, (run, held));
+                }
+            }
             Effect::Abandon(slot) => self.task(b, slot, Task::Abandon),
             Effect::Save(ticket, slot) => self.save(b, ticket, slot),
             Effect::Spawn(ticket, slot) => self.spawn(b, ticket, slot),
@@ -339,6 +353,8 @@ impl World {
     fn set_deadline(&mut self, b: BoxIndex, deadline: Option<Deadline>) {
         let Some(activator) = self.boxes[b].activator.as_mut() else { return };
         activator.deadline = deadline;
+        self.boxes[b].disk.deadline = deadline;
+        let Some(activator) = self.boxes[b].activator.as_mut() else { return };
         let guarded = deadline.filter(|_| self.plan.automatic);
         let slots: Vec<(Slot, u64)> =
             activator.hosts.iter().filter_map(|(s, h)| Some((*s, h.replica()?))).collect();

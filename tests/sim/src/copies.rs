@@ -62,6 +62,8 @@ pub enum Task {
     Open(Ticket, Generation, Base),
     /// Follow the WAL.
     Attach(Ticket),
+    /// Follow the WAL of an instance that was taken over.
+    Resume(Ticket, Generation),
     /// Let go of the replica.
     Abandon,
 }
@@ -196,6 +198,10 @@ impl World {
             Task::Open(ticket, generation, base) => self.open(b, slot, ticket, generation, &base),
             Task::Attach(ticket) => {
                 let answer = self.attach(b, slot);
+                self.task_ends(b, slot, ticket, Answer::Attached(answer));
+            }
+            Task::Resume(ticket, generation) => {
+                let answer = self.resume(b, slot, generation);
                 self.task_ends(b, slot, ticket, Answer::Attached(answer));
             }
             Task::Abandon => {
@@ -436,7 +442,9 @@ impl World {
         if tip.is_some() {
             copy.spool.clear();
         }
+        copy.unsent = None;
         let content = copy.database.as_ref().map(|database| database.content.clone());
+        copy.mark = content.as_ref().filter(|_| tip.is_some()).map(Vec::len);
         let start = Start::new(generation, tip, content.as_deref());
         if let Some(hosted) = self.hosted(b, slot) {
             hosted.fence = None;

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dormouse_core::effect::Entry;
-use dormouse_core::event::SessionMemo;
+use dormouse_core::event::{Held, SessionMemo};
 use dormouse_core::ids::{Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::position::{FileId, LocalCopy, POSITION_VERSION, Position, RemoteTip};
-use dormouse_core::time::Wall;
+use dormouse_core::time::{Deadline, Wall};
 
 use crate::rng::{Rng, mix};
-use crate::store::Write;
+use crate::store::{File, Write};
 
 /// A database file and its WAL.
 #[derive(Clone, Debug)]
@@ -35,6 +35,10 @@ pub struct Copy {
     pub position: Option<Position>,
     /// Nonces of uploads whose outcome may be unknown.
     pub spool: BTreeSet<(Txid, Nonce)>,
+    /// The L0 that a running replica has spooled, and how much of the database it holds.
+    pub unsent: Option<(File, usize)>,
+    /// How much of the database the position's L0 holds, where a replica ran: its place in the WAL.
+    pub mark: Option<usize>,
     /// Content of what was set aside.
     pub forks: Vec<Vec<Write>>,
 }
@@ -59,6 +63,10 @@ pub struct Disk {
     pub copies: BTreeMap<Host, Copy>,
     /// Runs that were given out.
     pub runs: u64,
+    /// Leases of runs that serve. A loss of power takes them, and what is below.
+    pub held: BTreeMap<Host, (Run, Held)>,
+    /// The session's deadline, as last told.
+    pub deadline: Option<Deadline>,
     /// Inodes and change times that were given out.
     changes: u64,
 }
@@ -185,7 +193,8 @@ impl Disk {
                 Entry::Session { epoch, base } => match &mut session {
                     Some(memo) if memo.epoch == *epoch => memo.bases.push(base.clone()),
                     other => {
-                        *other = Some(SessionMemo { epoch: *epoch, bases: vec![base.clone()] });
+                        let bases = vec![base.clone()];
+                        *other = Some(SessionMemo { epoch: *epoch, bases, deadline: None });
                     }
                 },
                 Entry::Releasing { host, nonce } => {
@@ -195,6 +204,9 @@ impl Disk {
                     releasing.remove(host);
                 }
             }
+        }
+        if let Some(memo) = &mut session {
+            memo.deadline = self.deadline;
         }
         (session, releasing)
     }
@@ -219,7 +231,11 @@ impl Disk {
     /// Power goes: of each database some suffix that was not fsynced is lost, and is returned.
     pub fn lose_power(&mut self, rng: &mut Rng) -> Vec<Write> {
         let mut lost = Vec::new();
+        self.held.clear();
+        self.deadline = None;
         for copy in self.copies.values_mut() {
+            copy.unsent = None;
+            copy.mark = None;
             let Some(database) = &mut copy.database else { continue };
             let unsynced = database.content.len().saturating_sub(database.synced);
             let kept = database.synced + rng.index(unsynced + 1);

@@ -47,6 +47,16 @@ pub struct Instance {
 /// Longest wait for health.
 const HEALTH_LIMIT: Time = 30 * S;
 
+impl Instance {
+    /// A new activator hears of its end from now on, and it is frozen no more.
+    pub const fn find_again(&mut self, slot: Slot, life: Life) -> Run {
+        self.slot = slot;
+        self.watcher = life;
+        self.frozen = false;
+        self.run
+    }
+}
+
 impl World {
     /// `Effect::Spawn`.
     pub fn spawn(&mut self, b: BoxIndex, ticket: Ticket, slot: Slot) {

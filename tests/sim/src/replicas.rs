@@ -3,7 +3,7 @@
 use dormouse_core::event::{Answer, Event, ReplicaProblem, Saved, Ticket};
 use dormouse_core::ids::{ETag, Generation, Slot, Txid};
 use dormouse_core::position::RemoteTip;
-use dormouse_core::time::Nanos;
+use dormouse_core::time::{Boot, Deadline, Mono, Nanos, Wall};
 use dormouse_core::upload::{
     Class, PutAnswer, Spooled, UploadInput, UploadOutput, UploadSettings, Uploader,
 };
@@ -87,6 +87,55 @@ impl World {
             uploader: Uploader::new(settings, now, deadline),
             file: None,
             spooled: 0,
+            failed: false,
+            compacting: false,
+            saving: None,
+        }));
+        self.upload(b, slot, number, UploadInput::Committed);
+        Ok(())
+    }
+
+    /// Replication of an instance that was taken over goes on: what was spooled is sent first, and
+    /// the next file is an increment only if the place in the WAL is proven.
+    pub fn resume(
+        &mut self,
+        b: BoxIndex,
+        slot: Slot,
+        generation: Generation,
+    ) -> Result<(), ReplicaProblem> {
+        let forgets = self.breaks(Sabotage::SpoolForgotten);
+        let now = self.boxes[b].clock.now(self.time);
+        let number = self.number();
+        let proven = self.rng.chance(700);
+        let local = |why: &str| ReplicaProblem::Local(why.into());
+        let host = self.host_at(b, slot).ok_or_else(|| local("the host is gone"))?;
+        // None until the session is claimed again: nothing is sent before.
+        let known = self.boxes[b].activator.as_ref().and_then(|a| a.deadline);
+        let over = Deadline { mono: Mono(0), boot: Boot(0), wall: Wall(0) };
+        let copy = self.boxes[b].disk.copy(&host);
+        let position = copy.position.clone().filter(|p| p.generation == generation && !p.clean);
+        let position = position.ok_or_else(|| local("the replica was not open"))?;
+        let tip = Some(RemoteTip { txid: position.txid, etag: position.etag });
+        let unsent = copy.unsent.clone().filter(|_| !forgets);
+        let mut uploader =
+            Uploader::new(UploadSettings::default(), now, Some(known.unwrap_or(over)));
+        if let Some((file, _)) = &unsent {
+            uploader.resume(now, Spooled { txid: file.txid, nonce: file.nonce.clone() });
+        }
+        let start = Start {
+            generation,
+            tip: tip.filter(|tip| tip.txid > Txid(0)),
+            based: copy.mark.filter(|_| proven),
+        };
+        let (file, spooled) = unsent.map_or((None, 0), |(file, holds)| (Some(file), holds));
+        self.ledger.count("instances taken over");
+        let hosted = self.hosted(b, slot).ok_or_else(|| local("the host is gone"))?;
+        hosted.stage = Stage::Running(Box::new(Running {
+            number,
+            start,
+            uploader,
+            file,
+            spooled,
             failed: false,
             compacting: false,
             saving: None,
@@ -182,8 +231,11 @@ impl World {
         running.spooled = content.len();
         running.file = body.map(|body| File { txid, nonce: nonce.clone(), fence: false, body });
         let spooled = running.file.as_ref().map(|_| Spooled { txid, nonce: nonce.clone() });
-        if spooled.is_some() {
-            self.boxes[b].disk.copy(&host).spool.insert((txid, nonce));
+        let unsent = running.file.clone().map(|file| (file, content.len()));
+        if unsent.is_some() {
+            let copy = self.boxes[b].disk.copy(&host);
+            copy.spool.insert((txid, nonce));
+            copy.unsent = unsent;
         }
         let span = self.rng.between(1, 10) * MS;
         if let Some(life) = self.boxes[b].activator.as_ref().map(|a| a.life) {
@@ -213,11 +265,15 @@ impl World {
         let Some(file) = running.file.take() else { return };
         let tip = RemoteTip::tagged(txid, etag);
         running.start.tip = Some(tip.clone());
-        running.start.based = Some(running.spooled);
+        let spooled = running.spooled;
+        running.start.based = Some(spooled);
         let generation = running.start.generation;
         let disk = &mut self.boxes[b].disk;
         disk.note(&host, generation, Some(&tip), false);
-        disk.copy(&host).spool.remove(&(txid, file.nonce.clone()));
+        let copy = disk.copy(&host);
+        copy.spool.remove(&(txid, file.nonce.clone()));
+        copy.unsent = None;
+        copy.mark = Some(spooled);
         let writes = match file.body {
             Body::Image(writes) | Body::Step { writes, .. } => writes,
         };
@@ -328,7 +384,10 @@ impl World {
             let disk = &mut self.boxes[b].disk;
             disk.checkpoint(&host);
             disk.note(&host, generation, tip.as_ref(), true);
-            disk.copy(&host).spool.clear();
+            let copy = disk.copy(&host);
+            copy.spool.clear();
+            copy.unsent = None;
+            copy.mark = None;
             Saved::Clean(tip)
         } else {
             let durable = tip.map_or(Txid(0), |tip| tip.txid);

@@ -61,10 +61,12 @@ pub enum Sabotage {
     SnapshotTagTaken,
     /// A database that was cut off counts as whole.
     DamageUnseen,
+    /// A replica that goes on does not send what was spooled before.
+    SpoolForgotten,
 }
 
 /// A sabotage, its name, and the invariants whose checker must trip.
-pub const SABOTAGES: [(Sabotage, &str, &[u8]); 29] = [
+pub const SABOTAGES: [(Sabotage, &str, &[u8]); 30] = [
     (Sabotage::LeaseAssumed, "lease-assumed", &[1]),
     (Sabotage::HostMatchIgnored, "host-match-ignored", &[1, 2]),
     (Sabotage::SessionMatchIgnored, "session-match-ignored", &[1, 2]),
@@ -94,6 +96,7 @@ pub const SABOTAGES: [(Sabotage, &str, &[u8]); 29] = [
     (Sabotage::PositionBeforeFence, "position-before-fence", &[3, 10]),
     (Sabotage::SnapshotTagTaken, "snapshot-tag-taken", &[10]),
     (Sabotage::DamageUnseen, "damage-unseen", &[3, 10]),
+    (Sabotage::SpoolForgotten, "spool-forgotten", &[3, 10]),
 ];
 
 impl Sabotage {

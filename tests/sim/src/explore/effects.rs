@@ -8,6 +8,7 @@ use dormouse_core::event::{
 };
 use dormouse_core::ids::{Generation, Nonce, Run, Txid};
 use dormouse_core::position::{POSITION_VERSION, Position, RemoteTip};
+use dormouse_core::time::Deadline;
 
 use super::state::{
     Ask, Break, File, Flight, Instance, Running, SLOT, Stage, State, To, Told, file_id,
@@ -58,10 +59,7 @@ impl State {
                 self.boxes[b].fence = None;
                 self.ask(b, Ask::Read, To::Restore(ticket));
             }
-            Effect::SetAside(ticket, _) => {
-                self.set_aside(b);
-                return Some((ticket, Answer::SetAside(Ok("fork".into()))));
-            }
+            Effect::SetAside(ticket, _) => return Some((ticket, self.set_aside_for_good(b))),
             Effect::Apply(ticket, _, txid) => self.ask(b, Ask::ReadOne(txid), To::Apply(ticket)),
             Effect::PutFence(ticket, _, txid, nonce) => {
                 return self.put_fence(b, ticket, txid, nonce);
@@ -85,6 +83,10 @@ impl State {
                 }
                 return Some((ticket, Answer::Attached(Ok(()))));
             }
+            Effect::Resume(ticket, _, generation) => {
+                return Some((ticket, Answer::Attached(self.resume_replica(b, generation))));
+            }
+            Effect::Hold(_, run, held) => self.boxes[b].disk.held = Some((run, held)),
             Effect::Save(ticket, _) => return self.save(b, ticket),
             Effect::Abandon(_) => self.boxes[b].stage = Stage::Nothing,
             Effect::TryStop(ticket, ..) => return Some((ticket, Answer::StopTaken)),
@@ -96,7 +98,7 @@ impl State {
             Effect::Freeze(ticket, _) | Effect::Thaw(ticket, _) => {
                 return Some((ticket, Answer::Frozen(Ok(()))));
             }
-            Effect::Deadline(deadline) => self.boxes[b].deadline = deadline,
+            Effect::Deadline(deadline) => self.set_deadline(b, deadline),
             Effect::Publish(..)
             | Effect::Refuse(..)
             | Effect::RecordDue(..)
@@ -117,17 +119,54 @@ impl State {
                         memo.bases.push(base);
                     }
                 }
-                Some(_) | None => disk.memo = Some(SessionMemo { epoch, bases: vec![base] }),
+                Some(_) | None => {
+                    disk.memo = Some(SessionMemo { epoch, bases: vec![base], deadline: None });
+                }
             },
             Entry::Releasing { nonce, .. } => disk.releasing = Some(nonce),
             Entry::Settled { .. } => disk.releasing = None,
         }
     }
 
+    fn set_deadline(&mut self, b: usize, deadline: Option<Deadline>) {
+        let machine = &mut self.boxes[b];
+        machine.deadline = deadline;
+        if let Some(memo) = &mut machine.disk.memo {
+            memo.deadline = deadline;
+        }
+    }
+
+    /// Goes on where the replica of the activator before this one left off.
+    fn resume_replica(&mut self, b: usize, generation: Generation) -> Result<(), ReplicaProblem> {
+        let machine = &mut self.boxes[b];
+        let position = machine.disk.position.clone().filter(|p| p.generation == generation);
+        let Some(position) = position else {
+            return Err(ReplicaProblem::Local("the replica was not open".into()));
+        };
+        machine.replicas += 1;
+        let tip = RemoteTip { txid: position.txid, etag: position.etag };
+        machine.stage = Stage::Running(Running {
+            number: machine.replicas,
+            generation,
+            tip: Some(tip).filter(|tip| tip.txid > Txid(0)),
+            based: machine.disk.mark.clone(),
+            file: machine.disk.unsent.clone(),
+            in_flight: false,
+            saving: None,
+            attached: true,
+        });
+        Ok(())
+    }
+
     fn set_aside(&mut self, b: usize) {
         let disk = &mut self.boxes[b].disk;
         disk.forks.extend(disk.copy.take());
         disk.position = None;
+    }
+
+    fn set_aside_for_good(&mut self, b: usize) -> Answer {
+        self.set_aside(b);
+        Answer::SetAside(Ok("fork".into()))
     }
 
     /// The instance is gone: killed by the guard.
@@ -274,6 +313,8 @@ impl State {
             machine.disk.spool.clear();
         }
         let based = tip.as_ref().and(machine.disk.copy.clone());
+        machine.disk.unsent = None;
+        machine.disk.mark.clone_from(&based);
         machine.stage = Stage::Running(Running {
             number: machine.replicas,
             generation,
@@ -316,7 +357,10 @@ impl State {
         let stage = std::mem::replace(&mut self.boxes[b].stage, Stage::Nothing);
         let Stage::Running(running) = stage else { return unclean("there was no replica") };
         self.note(b, running.generation, running.tip.as_ref(), true);
-        self.boxes[b].disk.spool.clear();
+        let disk = &mut self.boxes[b].disk;
+        disk.spool.clear();
+        disk.unsent = None;
+        disk.mark = None;
         Saved::Clean(running.tip)
     }
 
@@ -361,6 +405,8 @@ impl State {
         running.based = Some(file.content.clone());
         running.file = None;
         let generation = running.generation;
+        machine.disk.unsent = None;
+        machine.disk.mark.clone_from(&running.based);
         machine.disk.spool.remove(&(file.txid, file.nonce));
         self.durable.extend(file.content);
         self.note(b, generation, Some(&tip), false);

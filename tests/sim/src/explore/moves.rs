@@ -249,6 +249,7 @@ impl State {
             File { txid, nonce, content, parent: running.based.clone() }
         });
         machine.disk.spool.insert((file.txid, file.nonce.clone()));
+        machine.disk.unsent = Some(file.clone());
         running.in_flight = true;
         let (ask, to) = (Ask::PutFile(file.clone()), To::Upload(running.number));
         self.flights.push(Flight { b, life, ask, to });

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use dormouse_core::effect::{Expect, RecordKey};
-use dormouse_core::event::{Event, Got, HostSeed, Policy, SessionMemo, Ticket, Wrote};
+use dormouse_core::event::{
+    Event, Got, Held, HostSeed, Leftover, Policy, SessionMemo, Ticket, Wrote,
+};
 use dormouse_core::ids::{BoxId, BoxName, ETag, Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::position::{FileId, LocalCopy, Newest, Position, RemoteTip};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
@@ -150,6 +152,11 @@ pub(super) struct Disk {
     pub(super) copy: Option<Vec<Write>>,
     pub(super) position: Option<Position>,
     pub(super) spool: BTreeSet<(Txid, Nonce)>,
+    /// The L0 that a running replica has spooled.
+    pub(super) unsent: Option<File>,
+    /// What the position's L0 holds, where a replica ran.
+    pub(super) mark: Option<Vec<Write>>,
+    pub(super) held: Option<(Run, Held)>,
     pub(super) forks: BTreeSet<Vec<Write>>,
     pub(super) runs: u64,
 }
@@ -311,7 +318,10 @@ impl State {
             host: the_host(),
             policy,
             due: None,
-            leftover: machine.instance.as_ref().map(|instance| instance.run),
+            leftover: machine.instance.as_ref().map(|instance| {
+                let held = machine.disk.held.clone().filter(|(run, _)| *run == instance.run);
+                Leftover { run: instance.run, held: held.map(|(_, held)| held) }
+            }),
             releasing: machine.disk.releasing.clone(),
             unsynced,
         };
