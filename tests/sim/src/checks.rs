@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dormouse_core::effect::RecordKey;
+use dormouse_core::effect::{Entry, RecordKey};
 use dormouse_core::ids::{BoxName, Generation, Host, Nonce, Run, Slot, Txid};
 use dormouse_core::record::{HostRecord, HostState, SessionRecord};
 use dormouse_core::time::Wall;
@@ -266,6 +266,10 @@ impl World {
         if tip != record.txid {
             let what = format!("{host} was released at {}, the store has {tip}", record.txid);
             return self.violate(4, &what);
+        }
+        let is_sent = |entry: &Entry| matches!(entry, Entry::Releasing { nonce, .. } if *nonce == record.nonce);
+        if !self.boxes[b].disk.journal.iter().any(is_sent) {
+            return; // Sent by a process whose disk is gone: what is there now is of another time.
         }
         let restored = self.store.restore(host).ok().flatten();
         let content: BTreeSet<Write> =

@@ -207,6 +207,8 @@ fn a_resumed_box_does_not_write_above_the_new_owners_fence() {
     write(&mut world, 0);
     // Unclean: the next wake of the first box lists, and uploads an image above what it found.
     world.kill_activator(0);
+    // It has no lease to show: stopped first, and not taken over.
+    world.boxes[0].disk.held.clear();
     world.start_activator(0);
     world.run_until(world.time + 20 * S);
     world.request(0, &the_host(), true);
@@ -228,6 +230,7 @@ fn an_own_late_file_where_the_own_image_was_to_stand_is_not_taken_for_it() {
     world.request(0, &the_host(), true);
     hold_next_file(&mut world, 0);
     world.kill_activator(0);
+    world.boxes[0].disk.held.clear();
     world.start_activator(0);
     world.run_until(world.time + 6 * S);
     state_comes(&mut world, 0, "asleep");
@@ -237,6 +240,25 @@ fn an_own_late_file_where_the_own_image_was_to_stand_is_not_taken_for_it() {
     assert_eq!(count(&world, "met by own late file"), 1, "{}", story(&world));
     holds(&world);
     assert!(world.is_served(0, &the_host()), "{}", story(&world));
+    world.calm();
+    holds(&world);
+}
+
+#[test]
+fn an_instance_that_is_taken_over_sends_what_was_spooled_before_first() {
+    let mut world = world(1, None);
+    write(&mut world, 0);
+    let run = world.instances.values().map(|instance| instance.run).next();
+    world.request(0, &the_host(), true);
+    hold_next_file(&mut world, 0);
+    world.kill_activator(0);
+    world.start_activator(0);
+    late_writes_land_before_the_next_file(&mut world, 0, 0);
+    state_comes(&mut world, 0, "awake");
+    write(&mut world, 0);
+    assert_eq!(count(&world, "instances taken over"), 1, "{}", story(&world));
+    assert_eq!(world.instances.values().map(|instance| instance.run).next(), run);
+    holds(&world);
     world.calm();
     holds(&world);
 }
