@@ -68,6 +68,8 @@ pub struct WalHeader {
     pub page_size: PageSize,
     /// Salts of this generation.
     pub salts: Salts,
+    /// How often this file was begun anew since it was made.
+    pub restarts: u32,
     sum: WalSum,
 }
 
@@ -115,7 +117,7 @@ impl WalHeader {
             return None;
         }
         let page_size = PageSize::new(word(2))?;
-        Some(Self { order, page_size, salts: Salts(word(4), word(5)), sum })
+        Some(Self { order, page_size, salts: Salts(word(4), word(5)), restarts: word(3), sum })
     }
 
     /// Where the first frame begins.

@@ -1,4 +1,5 @@
-//! Where the newest acknowledged L0 ends in the WAL, kept so that it can prove itself after a gap.
+//! Where the newest acknowledged L0 ends in the WAL, kept so that it can prove itself after a gap:
+//! [`WalMark`]. Before the first one of a visit, the file equals it and the WAL is empty: [`FreshMark`].
 //!
 //! The salts of a generation are random, and the checksum at an offset runs over every frame before
 //! it: when both are there again, nobody restarted the WAL, and what the L0s hold is its beginning.
@@ -8,15 +9,78 @@ use std::io;
 use std::path::Path;
 
 use dormouse_core::ids::Txid;
+use dormouse_core::position::FileId;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::database::Database;
 use super::error::FollowError;
+use crate::inspect;
 use crate::ltx::PageSize;
 use crate::wal::{Salts, WalEnd, WalHeader, WalSum};
 
 const NAME: &str = "wal-mark.json";
 const VERSION: u32 = 1;
+
+const FRESH_NAME: &str = "fresh-mark.json";
+
+/// A visit began over this L0 and an empty WAL, and nothing was uploaded since.
+///
+/// All that was committed since is in the WAL as long as that was never begun anew and nothing was
+/// copied out of it: then the file is as it was, and the WAL's header counts no restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FreshMark {
+    version: u32,
+    /// The L0 that the file equals.
+    pub txid: Txid,
+    file: FileId,
+}
+
+impl FreshMark {
+    /// The file as it is now equals that L0, and has no WAL.
+    #[must_use]
+    pub const fn new(txid: Txid, file: FileId) -> Self {
+        Self { version: VERSION, txid, file }
+    }
+
+    /// Replaces the mark. Not made durable: it is of use only while the app runs. Blocks.
+    pub fn save(&self, state_dir: &Path) -> io::Result<()> {
+        save(state_dir, FRESH_NAME, self)
+    }
+
+    /// Takes it away: this visit did not begin so. Blocks.
+    pub fn remove(state_dir: &Path) -> io::Result<()> {
+        crate::restore::remove(&state_dir.join(FRESH_NAME))
+    }
+
+    /// The mark of this very L0, if there is one. Blocks.
+    #[must_use]
+    pub fn load(state_dir: &Path, txid: Txid) -> Option<Self> {
+        let mark: Self = load(state_dir, FRESH_NAME)?;
+        (mark.version == VERSION && mark.txid == txid).then_some(mark)
+    }
+
+    /// Whether the WAL still holds all that was committed since.
+    pub(super) fn holds(&self, database: &Database) -> Result<bool, FollowError> {
+        let is_same = inspect::stat(database.path()).ok().flatten() == Some(self.file);
+        let Some(wal) = database.open_wal()? else { return Ok(is_same) };
+        let fail = |error| FollowError::io(database.wal_path(), error);
+        let is_empty = wal.metadata().map_err(fail)?.len() == 0;
+        let header = WalHeader::read(&wal).map_err(fail)?;
+        Ok(is_same && (is_empty || header.is_some_and(|header| header.restarts == 0)))
+    }
+}
+
+fn save(state_dir: &Path, name: &str, mark: &impl Serialize) -> io::Result<()> {
+    let fresh = state_dir.join(format!("{name}.tmp"));
+    fs::write(&fresh, serde_json::to_vec(mark).map_err(io::Error::other)?)?;
+    fs::rename(fresh, state_dir.join(name))
+}
+
+fn load<T: DeserializeOwned>(state_dir: &Path, name: &str) -> Option<T> {
+    serde_json::from_slice(&fs::read(state_dir.join(name)).ok()?).ok()
+}
 
 /// The end of an L0 in the WAL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,16 +120,13 @@ impl WalMark {
 
     /// Replaces the mark. Not made durable: one that is lost or old proves nothing. Blocks.
     pub fn save(&self, state_dir: &Path) -> io::Result<()> {
-        let fresh = state_dir.join("wal-mark.json.tmp");
-        fs::write(&fresh, serde_json::to_vec(self).map_err(io::Error::other)?)?;
-        fs::rename(fresh, state_dir.join(NAME))
+        save(state_dir, NAME, self)
     }
 
     /// The mark of this very L0, if there is one. Blocks.
     #[must_use]
     pub fn load(state_dir: &Path, txid: Txid) -> Option<Self> {
-        let bytes = fs::read(state_dir.join(NAME)).ok()?;
-        let mark: Self = serde_json::from_slice(&bytes).ok()?;
+        let mark: Self = load(state_dir, NAME)?;
         (mark.version == VERSION && mark.txid == txid).then_some(mark)
     }
 

@@ -25,7 +25,7 @@ use rusqlite::Connection;
 
 pub(crate) use database::{Database, SQLITE_HEADER_LEN, page_size, wal_path};
 pub use error::FollowError;
-pub use mark::WalMark;
+pub use mark::{FreshMark, WalMark};
 
 use crate::ltx::{PageSize, Pgno};
 use crate::wal::{WalEnd, WalHeader};
@@ -214,6 +214,37 @@ impl Follower {
             follower.page_count = mark.page_count;
         }
         Ok(follower)
+    }
+
+    /// As [`Follower::open_at`] while the app runs: `fresh` is the mark of a visit that has uploaded
+    /// nothing yet.
+    pub fn open_again(
+        path: &Path,
+        state_dir: &Path,
+        mark: Option<&WalMark>,
+        fresh: Option<&FreshMark>,
+    ) -> Result<Self, FollowError> {
+        let mut follower = Self::open_at(path, state_dir, mark)?;
+        if let (Some(fresh), Place::Lost(_)) = (fresh, follower.place)
+            && fresh.holds(&follower.database)?
+        {
+            follower.place = Place::Fresh;
+        }
+        Ok(follower)
+    }
+
+    /// Where the newest acknowledged L0 ends, as that of `txid`: what comes behind it holds at least
+    /// all that came behind `txid`.
+    #[must_use]
+    pub fn mark_as(&self, txid: Txid) -> Option<WalMark> {
+        let Place::Held(end) = self.place else { return None };
+        Some(WalMark::new(txid, self.database.inode(), end, self.page_size, self.page_count))
+    }
+
+    /// The WAL was empty when the lock was taken, and nothing was read of it.
+    #[must_use]
+    pub const fn is_fresh(&self) -> bool {
+        matches!(self.place, Place::Fresh)
     }
 
     /// Other bounds than the default ones.

@@ -91,7 +91,7 @@ impl<S: Store> Driver<S> {
         events: mpsc::UnboundedSender<Event>,
         status: watch::Sender<Status>,
     ) -> Self {
-        let Replica { place, settings, base, follower, own_nonces, inventory, watcher: _ } =
+        let Replica { place, settings, base, follower, own_nonces, inventory, unsent, watcher: _ } =
             replica;
         let now = (settings.clock)();
         let gatherer = Gatherer::new(place.clone(), &settings, &base, inventory, now, deadline);
@@ -100,9 +100,13 @@ impl<S: Store> Driver<S> {
             Base::Image { after } => (after, None),
         };
         let attach = follower.is_none().then_some((now.mono, ATTACH_MIN));
+        let mut uploader = Uploader::new(settings.upload, now, deadline);
+        if let Some(file) = &unsent {
+            uploader.resume(now, Spooled { txid: file.txid, nonce: file.nonce.clone() });
+        }
         Self {
             place,
-            uploader: Uploader::new(settings.upload, now, deadline),
+            uploader,
             settings,
             page_size: follower.as_ref().map(Follower::page_size),
             follower,
@@ -114,7 +118,7 @@ impl<S: Store> Driver<S> {
             in_flight: None,
             asked_since: None,
             gatherer,
-            spooled: None,
+            spooled: unsent,
             durable,
             own_nonces,
             found: None,

@@ -10,6 +10,7 @@
 mod driver;
 mod finish;
 mod gather;
+mod resume;
 mod upkeep;
 
 use std::path::PathBuf;
@@ -22,7 +23,8 @@ use dormouse_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::follow::{FollowError, Follower, ImageWhy, Limits, wal_path};
+use crate::follow::{FollowError, Follower, FreshMark, ImageWhy, Limits, SpooledFile, wal_path};
+use crate::inspect;
 use crate::levels::{self, Budget, Inventory, LevelSettings};
 use crate::position_file::{self, PositionFileError};
 use crate::put::Place;
@@ -193,6 +195,9 @@ pub enum OpenError {
         /// The cause.
         source: std::io::Error,
     },
+    /// What an earlier process left says that its replica was not open, or was another one.
+    #[error("replication cannot go on: {0}")]
+    NotOpen(String),
     /// The runtime is going down.
     #[error("the runtime ended")]
     Runtime,
@@ -215,6 +220,8 @@ pub struct Replica<S> {
     own_nonces: Vec<Nonce>,
     /// What the last visit left.
     inventory: Option<Inventory>,
+    /// What an earlier process spooled, and may have sent.
+    unsent: Option<SpooledFile>,
 }
 
 /// What opening finds on the disk.
@@ -243,7 +250,9 @@ impl<S: Store> Replica<S> {
         } else {
             Opened::NeedsFullImage
         };
-        Ok((Self { place, watcher, settings, base, follower, own_nonces, inventory }, opened))
+        let unsent = None;
+        let this = Self { place, watcher, settings, base, follower, own_nonces, inventory, unsent };
+        Ok((this, opened))
     }
 
     /// After the app is healthy: replication begins. `deadline` is the session's.
@@ -292,6 +301,12 @@ fn find(settings: &Settings, base: &Base) -> Result<Found, OpenError> {
         Ok(follower) => Some(follower),
         Err(FollowError::Absent { .. } | FollowError::NotWal { .. }) => None,
         Err(error) => return Err(error.into()),
+    };
+    // Without it a gap calls for a whole image: no reason to stop here.
+    let file = inspect::stat(&settings.database).ok().flatten();
+    match file.filter(|_| follower.as_ref().is_some_and(Follower::is_fresh)) {
+        Some(file) => FreshMark::new(base.txid(), file).save(state_dir).ok(),
+        None => FreshMark::remove(state_dir).ok(),
     };
     Ok(Found { follower, own_nonces, inventory })
 }
