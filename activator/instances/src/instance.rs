@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,9 +42,19 @@ struct Inner {
     leader: Option<Leader>,
 }
 
+/// What tells a first process from everything that may have its number later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaderId {
+    /// Its number.
+    pub pid: i32,
+    /// When it began, in clock ticks since boot: field 22 of proc(5) `stat`.
+    pub began: u64,
+}
+
 #[derive(Debug)]
 struct Leader {
     pid: Pid,
+    began: Option<u64>,
     pidfd: Arc<OwnedFd>,
     /// How it ended, once it has.
     ended: watch::Receiver<Option<String>>,
@@ -55,8 +65,37 @@ impl Instance {
         let (sender, ended) = watch::channel(None);
         let pidfd = Arc::new(child.pidfd);
         tokio::spawn(reap(child.pid, Arc::clone(&pidfd), sender));
-        let leader = Some(Leader { pid: child.pid, pidfd, ended });
+        let began = processes::began(child.pid.as_raw());
+        let leader = Some(Leader { pid: child.pid, began, pidfd, ended });
         Self { inner: Arc::new(Inner { identity, boundary, leader }) }
+    }
+
+    /// What another process of ours needs to find the first process again.
+    #[must_use]
+    pub fn leader(&self) -> Option<LeaderId> {
+        let leader = self.inner.leader.as_ref()?;
+        Some(LeaderId { pid: leader.pid.as_raw(), began: leader.began? })
+    }
+
+    /// The same instance, of an earlier activator, with its first process: that one must still run,
+    /// be the one that is meant, and be inside. It is frozen no more.
+    pub fn taken_over(&self, id: LeaderId) -> io::Result<Self> {
+        let pid = Pid::from_raw(id.pid);
+        // Opened first: what is looked at afterwards is this process, or its number is gone.
+        let pidfd = Arc::new(pidfd_open(pid)?);
+        let is_same = processes::began(id.pid) == Some(id.began) && self.pids().contains(&id.pid);
+        if !is_same {
+            return Err(io::Error::other("its first process is gone"));
+        }
+        if matches!(self.inner.boundary, Boundary::Cgroup(_)) {
+            self.freeze(false)?;
+        }
+        let (sender, ended) = watch::channel(None);
+        tokio::spawn(wait_for(Arc::clone(&pidfd), sender));
+        let leader = Some(Leader { pid, began: Some(id.began), pidfd, ended });
+        let Inner { identity, boundary, .. } = &*self.inner;
+        let (identity, boundary) = (identity.clone(), boundary.clone());
+        Ok(Self { inner: Arc::new(Inner { identity, boundary, leader }) })
     }
 
     pub(crate) fn found(identity: String, boundary: Boundary) -> Self {
@@ -174,11 +213,33 @@ async fn reap(pid: Pid, pidfd: Arc<OwnedFd>, sender: watch::Sender<Option<String
     drop(sender.send(Some(how)));
 }
 
-async fn wait_exit(pidfd: &Arc<OwnedFd>) -> io::Result<WaitStatus> {
+/// Of a process that is another's child, perhaps nobody's: how it ended is not told.
+async fn wait_for(pidfd: Arc<OwnedFd>, sender: watch::Sender<Option<String>>) {
+    // An error is no end; the cgroup still tells.
+    drop(readable(&pidfd).await);
+    drop(sender.send(Some("ended".to_owned())));
+}
+
+fn pidfd_open(pid: Pid) -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers.
+    let number = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
+    let number = i32::try_from(number).map_err(io::Error::other)?;
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// A pidfd is readable once its process has ended, and stays so.
+async fn readable(pidfd: &Arc<OwnedFd>) -> io::Result<()> {
     // SAFETY: the shared descriptor stays open at least as long as this share of it.
     let ready = unsafe { AsyncFd::register(Arc::clone(pidfd)) }?;
-    // A pidfd is readable once its process has ended, and stays so.
-    drop(ready.readable().await?);
+    ready.readable().await.map(drop)
+}
+
+async fn wait_exit(pidfd: &Arc<OwnedFd>) -> io::Result<WaitStatus> {
+    readable(pidfd).await?;
     Ok(waitid(Id::PIDFd(std::os::fd::AsFd::as_fd(pidfd)), WaitPidFlag::WEXITED)?)
 }
 

@@ -18,5 +18,5 @@ mod spawn;
 
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
-pub use instance::Instance;
+pub use instance::{Instance, LeaderId};
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::LeaderId;
 use crate::{Health, wait_healthy};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -155,5 +156,37 @@ async fn a_frozen_instance_does_not_run_until_it_is_thawed() {
     }
     instance.ended().await;
     gone(&instance).await;
+    world.nursery.close();
+}
+
+#[tokio::test]
+async fn a_later_activator_takes_over_what_runs_and_hears_of_its_end() {
+    let world = World::new();
+    let left = world.nursery.start(world.shell(5, "while :; do sleep 1; done")).unwrap();
+    let leader = left.leader().unwrap();
+    left.freeze(true).unwrap();
+    let again = Nursery::open(world.dir.path()).unwrap();
+    let found = again.leftovers().pop().unwrap();
+    let taken = found.instance.taken_over(leader).unwrap();
+    assert_eq!(taken.leader(), Some(leader));
+    taken.terminate();
+    tokio::time::timeout(PATIENCE, taken.ended()).await.expect("it is frozen no more");
+    gone(&taken).await;
+    again.close();
+}
+
+#[tokio::test]
+async fn a_first_process_that_is_another_one_by_now_is_not_taken_for_it() {
+    let world = World::new();
+    let left = world.nursery.start(world.shell(6, "while :; do sleep 1; done")).unwrap();
+    let leader = left.leader().unwrap();
+    let found = Nursery::open(world.dir.path()).unwrap().leftovers().pop().unwrap();
+    let reused = LeaderId { began: leader.began + 1, ..leader };
+    assert!(found.instance.taken_over(reused).is_err());
+    let outside = std::process::id().try_into().unwrap();
+    let began = crate::processes::began(outside).unwrap();
+    assert!(found.instance.taken_over(LeaderId { pid: outside, began }).is_err());
+    left.kill().unwrap();
+    gone(&left).await;
     world.nursery.close();
 }

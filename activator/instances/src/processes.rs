@@ -52,6 +52,13 @@ pub(crate) fn any_marked(identity: &str) -> bool {
     marked().iter().any(|marked| marked.identity == identity)
 }
 
+/// When a process began, in clock ticks since boot; none when there is none.
+pub(crate) fn began(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 22; the name in parentheses, field 2, may hold anything.
+    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+}
+
 /// Children of this process that have ended and that nobody has collected (proc(5), `stat`).
 pub(crate) fn zombie_children() -> Vec<i32> {
     let own = std::process::id().to_string();
