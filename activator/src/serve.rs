@@ -32,6 +32,7 @@ mod drill;
 mod driver;
 mod edge;
 mod effects;
+mod held;
 mod history;
 mod journal;
 mod keeper;

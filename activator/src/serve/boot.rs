@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use dormouse_core::event::{Event, HostSeed};
-use dormouse_core::ids::Run;
-use dormouse_instances::Leftover;
+use dormouse_core::event::{self, Event, Held, HostSeed, SessionMemo};
+use dormouse_core::ids::{Run, Slot};
+use dormouse_instances::{Instance, Leftover};
+use dormouse_link::RunNumber;
 
 use super::driver::Driver;
+use super::held;
 use super::journal::Memory;
 
 impl Driver {
@@ -42,17 +44,53 @@ impl Driver {
             seed.releasing = memory.releasing.get(&seed.host).cloned();
             let mut found = leftovers.remove(&seed.host.0).unwrap_or_default();
             if let Some(leftover) = found.pop() {
-                tracing::warn!(host = %seed.host, run = leftover.run, "stopping a leftover instance");
-                seed.leftover = Some(Run(leftover.run));
-                if let Some(hosted) = self.hosts.get_mut(&seed.slot) {
-                    hosted.run = Some(Run(leftover.run));
-                    hosted.instance = Some(leftover.instance);
-                }
+                seed.leftover = Some(self.find_again(seed.slot, &seed.host.0, leftover));
             }
             stray(found);
         }
         stray(leftovers.into_values().flatten().collect());
-        self.step(Event::Boot { base, memo: memory.session, hosts: seeds });
+        let boot_id = &self.parts.settings.identity.boot_id;
+        let deadline = held::deadline(self.parts.paths.data(), boot_id);
+        let memo = memory.session.map(|memo| SessionMemo { deadline, ..memo });
+        self.step(Event::Boot { base, memo, hosts: seeds });
+    }
+
+    /// What an earlier activator left running: with its lease, where it can be taken over.
+    fn find_again(&mut self, slot: Slot, host: &str, left: Leftover) -> event::Leftover {
+        let run = Run(left.run);
+        let (instance, held) = match self.may_take_over(host, run, &left.instance) {
+            Ok((instance, held)) => {
+                tracing::info!(host, %run, pid = instance.pid(), "found running");
+                self.watch(slot, run, instance.clone());
+                (instance, Some(held))
+            }
+            Err(why) => {
+                tracing::warn!(host, %run, why, "stopping a leftover instance");
+                (left.instance, None)
+            }
+        };
+        if let Some(hosted) = self.hosts.get_mut(&slot) {
+            hosted.run = Some(run);
+            hosted.instance = Some(instance);
+        }
+        event::Leftover { run, held }
+    }
+
+    fn may_take_over(
+        &self,
+        host: &str,
+        run: Run,
+        found: &Instance,
+    ) -> Result<(Instance, Held), String> {
+        let boot_id = &self.parts.settings.identity.boot_id;
+        let kept = held::of(&self.parts.paths.state_dir(host), boot_id, run);
+        let (held, leader) = kept.ok_or("it did not serve yet")?;
+        let socket = self.parts.paths.socket(host, RunNumber(run.0));
+        if !socket.exists() {
+            return Err(format!("{} is gone", socket.display()));
+        }
+        let instance = found.taken_over(leader).map_err(|error| error.to_string())?;
+        Ok((instance, held))
     }
 }
 

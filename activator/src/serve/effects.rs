@@ -2,14 +2,16 @@
 
 use dormouse_core::TakeoverMode;
 use dormouse_core::effect::{Effect, Failure, Reason, Word};
-use dormouse_core::event::{Answer, Event, Ticket};
+use dormouse_core::event::{Answer, Event, Held, Ticket};
 use dormouse_core::ids::{Run, Slot};
 use dormouse_core::time::{Deadline, MILLI_NS, Wall};
+use dormouse_instances::Instance;
 use dormouse_link::{Refusal, RunNumber};
 
 use super::ask;
 use super::commands::Reply;
 use super::driver::{Driver, Hosted, OVER};
+use super::held;
 use super::replica::HostReplica;
 use dormouse_replica::clock;
 
@@ -43,6 +45,8 @@ impl Driver {
                 self.on_copy(ticket, slot, |copy| copy.open(watcher, generation, base));
             }
             Effect::Attach(ticket, slot) => self.attach(ticket, slot),
+            Effect::Resume(ticket, slot, generation) => self.resume(ticket, slot, generation),
+            Effect::Hold(slot, run, held) => self.hold(slot, run, &held),
             Effect::Save(ticket, slot) => self.save(ticket, slot),
             Effect::Abandon(slot) => self.abandon(slot),
             Effect::Spawn(ticket, slot) => self.spawn(ticket, slot),
@@ -71,8 +75,24 @@ impl Driver {
                 boottime_ns: deadline.boot.0,
                 realtime_ns: deadline.wall.0.saturating_mul(MILLI_NS),
             });
+            let boot_id = &self.parts.settings.identity.boot_id;
+            if let Err(error) = held::keep_deadline(self.parts.paths.data(), boot_id, deadline) {
+                tracing::warn!(%error, "a restart will stop what runs: the deadline was not kept");
+            }
         }
         self.deadline.send_replace(deadline);
+    }
+
+    /// For an activator that comes after this one; without it, that one stops the instance first.
+    fn hold(&self, slot: Slot, run: Run, held: &Held) {
+        let Some(hosted) = self.hosted(slot) else { return };
+        let Some(leader) = hosted.instance.as_ref().and_then(Instance::leader) else { return };
+        let boot_id = &self.parts.settings.identity.boot_id;
+        let state_dir = self.parts.paths.state_dir(&hosted.host);
+        if let Err(error) = held::keep(&state_dir, boot_id, run, leader, held) {
+            let host = &hosted.host;
+            tracing::warn!(%error, host, "a restart will stop this host: its lease was not kept");
+        }
     }
 
     fn try_stop(&mut self, ticket: Ticket, slot: Slot, run: Run) {

@@ -50,7 +50,9 @@ impl Memory {
                         memo.bases.push(base);
                     }
                 }
-                session => *session = Some(SessionMemo { epoch, bases: vec![base] }),
+                session => {
+                    *session = Some(SessionMemo { epoch, bases: vec![base], deadline: None })
+                }
             },
             Entry::Releasing { host, nonce } => {
                 self.releasing.insert(host, nonce);

@@ -21,6 +21,7 @@ use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
+use dormouse_replica::watch::Watcher;
 use dormouse_replica::{clock, inspect, position_file, spool};
 use dormouse_store::AnyStore;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -331,12 +332,7 @@ impl HostReplica {
         Answer::Adopted(adopted.await.map_err(ReplicaProblem::Local))
     }
 
-    pub(crate) async fn open(
-        self,
-        watcher: dormouse_replica::watch::Watcher,
-        generation: Generation,
-        base: Base,
-    ) -> Answer {
+    pub(crate) async fn open(self, watcher: Watcher, generation: Generation, base: Base) -> Answer {
         let mut stage = self.stage.lock().await;
         self.fence.lock().await.take();
         let own = self.clone();
@@ -345,16 +341,7 @@ impl HostReplica {
         if let Err(why) = noted {
             return Answer::Opened(Err(ReplicaProblem::Local(why)));
         }
-        let settings = Settings {
-            database: self.database.clone(),
-            state_dir: self.state_dir.clone(),
-            generation,
-            upload: self.upload,
-            limits: self.rules.limits,
-            levels: self.rules.levels,
-            budget: self.rules.budget.clone(),
-            clock: clock::system_now,
-        };
+        let settings = self.settings(generation);
         let base = match base {
             Base::At(tip) => running::Base::Current { txid: tip.txid, etag: tip.etag },
             Base::Nothing => running::Base::Image { after: Txid(0) },
@@ -367,6 +354,31 @@ impl HostReplica {
             }
             Err(error) => Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string()))),
         }
+    }
+
+    fn settings(&self, generation: Generation) -> Settings {
+        Settings {
+            database: self.database.clone(),
+            state_dir: self.state_dir.clone(),
+            generation,
+            upload: self.upload,
+            limits: self.rules.limits,
+            levels: self.rules.levels,
+            budget: self.rules.budget.clone(),
+            clock: clock::system_now,
+        }
+    }
+
+    /// Goes on where the replica of an earlier activator left off; its app runs.
+    async fn resume(self, watcher: Watcher, generation: Generation, attach: Attach) -> Answer {
+        let mut stage = self.stage.lock().await;
+        let resumed = Replica::resume(self.place.clone(), watcher, self.settings(generation)).await;
+        let (opened, how) = match resumed {
+            Ok(resumed) => resumed,
+            Err(error) => return Answer::Attached(Err(ReplicaProblem::Local(error.to_string()))),
+        };
+        tracing::info!(host = %self.place.host, ?how, "replication goes on");
+        self.run(opened, attach, &mut stage).await
     }
 
     /// Where the app's config asks for it; true when it was in another mode.
@@ -406,6 +418,10 @@ impl HostReplica {
             let why = "the replica was not opened".to_owned();
             return Answer::Attached(Err(ReplicaProblem::Local(why)));
         };
+        self.run(*opened, attach, &mut stage).await
+    }
+
+    async fn run(&self, opened: Replica<AnyStore>, attach: Attach, stage: &mut Stage) -> Answer {
         let running = opened.start(Some(*attach.deadline.borrow()));
         self.watched.begin(running.watch());
         // An app that has made no database yet has nothing to replicate; any other that cannot be
@@ -532,6 +548,11 @@ impl Driver {
     pub(crate) fn attach(&self, ticket: Ticket, slot: Slot) {
         let attach = self.keeper_of(slot);
         self.on_copy(ticket, slot, |copy| copy.attach(attach));
+    }
+
+    pub(crate) fn resume(&self, ticket: Ticket, slot: Slot, generation: Generation) {
+        let (watcher, attach) = (self.parts.watcher.clone(), self.keeper_of(slot));
+        self.on_copy(ticket, slot, |copy| copy.resume(watcher, generation, attach));
     }
 
     pub(crate) fn save(&self, ticket: Ticket, slot: Slot) {

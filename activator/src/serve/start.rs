@@ -65,7 +65,7 @@ impl Driver {
     }
 
     /// Tells the core when the instance ends by itself.
-    fn watch(&self, slot: Slot, run: Run, instance: Instance) {
+    pub(crate) fn watch(&self, slot: Slot, run: Run, instance: Instance) {
         let inputs = self.parts.inputs.clone();
         tokio::spawn(async move {
             let how = instance.ended().await;
