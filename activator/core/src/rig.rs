@@ -79,13 +79,11 @@ impl Rig {
     /// The activator is killed and started again; the instance runs on. It finds the lease that was
     /// held for it, unless that is forgotten.
     pub(crate) fn restart(&mut self, remembers: bool) {
-        let held = self.said.iter().rev().find_map(|effect| match effect {
-            Effect::Hold(_, run, held) => Some((*run, held.clone())),
-            _ => None,
+        let held = self.said.iter().rev().find_map(|effect| {
+            if let Effect::Hold(_, run, held) = effect { Some((*run, held.clone())) } else { None }
         });
-        let deadline = self.said.iter().rev().find_map(|effect| match effect {
-            Effect::Deadline(deadline) => *deadline,
-            _ => None,
+        let deadline = self.said.iter().rev().find_map(|effect| {
+            if let Effect::Deadline(deadline) = effect { *deadline } else { None }
         });
         let (run, held) = held.unwrap();
         let leftover = Leftover { run, held: Some(held).filter(|_| remembers) };

@@ -51,7 +51,7 @@ impl Memory {
                     }
                 }
                 session => {
-                    *session = Some(SessionMemo { epoch, bases: vec![base], deadline: None })
+                    *session = Some(SessionMemo { epoch, bases: vec![base], deadline: None });
                 }
             },
             Entry::Releasing { host, nonce } => {
