@@ -9,7 +9,8 @@ use dormouse_e2e::programs;
 use dormouse_e2e::wait::until;
 use dormouse_e2e::world::{PATIENCE, Plan, World};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const HOST: &str = "a.test";
 
@@ -221,7 +222,11 @@ fn what_a_killed_activator_left_behind_is_uploaded_without_a_visit() -> Result<(
     for name in ["2", "3", "4", "5"] {
         world.sign(HOST, name)?;
     }
+    let pid = i32::try_from(world.host(HOST)?["pid"].as_i64().context("it runs")?)?;
     world.end_activator(Signal::SIGKILL)?;
+    // Not to be taken over: it is gone, too.
+    kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    until(PATIENCE, "the instance is gone", || Ok(kill(Pid::from_raw(pid), None).is_err()))?;
     world.start_activator()?;
     until(PATIENCE, "all is in the store", || Ok(world.host(HOST)?["unsynced"] == false))?;
     ensure!(rows_in_store(&world, "copy.db")? == 5);
