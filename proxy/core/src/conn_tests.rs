@@ -167,6 +167,7 @@ fn a_drain_ends_idle_connections_in_a_moment_and_others_after_their_answer() {
     assert_eq!(client_says(&mut late, GET), Step::Route);
     late.forward(false);
     assert_eq!(late.advance(), Step::Wait);
+    assert!(!taken(late.to_upstream()).is_empty());
     assert_eq!(app_says(&mut late, OK), KEPT);
     assert!(taken(late.to_client()).contains("connection: close\r\n"));
 
