@@ -20,12 +20,14 @@ pub(crate) struct Told {
     dirty: bool,
     status: String,
     at: Mono,
+    /// A later look is under way.
+    later: bool,
 }
 
 impl Told {
     pub(crate) fn new() -> Self {
         let listens = std::env::var_os("NOTIFY_SOCKET").is_some();
-        Self { listens, dirty: true, status: String::new(), at: Mono(0) }
+        Self { listens, dirty: true, status: String::new(), at: Mono(0), later: false }
     }
 }
 
@@ -59,12 +61,12 @@ fn say(state: NotifyState) {
 impl Driver {
     /// The loop lives.
     pub(crate) fn feed_watchdog(&mut self) {
+        self.told.later = false;
         say(NotifyState::Watchdog);
         self.tell_status();
     }
 
-    /// After a step: the line of `systemctl status`, once a second at most. What came in between is
-    /// said with the watchdog's next tick.
+    /// After a step: the line of `systemctl status`, once a second at most.
     pub(crate) fn status_may_have_changed(&mut self) {
         self.told.dirty = self.told.listens;
         if self.told.dirty {
@@ -75,7 +77,18 @@ impl Driver {
     fn tell_status(&mut self) {
         let now = clock::system_now();
         let every = u64::try_from(STATUS_EVERY.as_nanos()).unwrap_or(u64::MAX);
-        if !self.told.dirty || now.mono.0.saturating_sub(self.told.at.0) < every {
+        if !self.told.dirty {
+            return;
+        }
+        if now.mono.0.saturating_sub(self.told.at.0) < every {
+            if !std::mem::replace(&mut self.told.later, true) {
+                let inputs = self.parts.inputs.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(STATUS_EVERY).await;
+                    // A driver that is gone has no status.
+                    inputs.send(Input::Watchdog).ok();
+                });
+            }
             return;
         }
         let (session, _) = self.core.session(now);
