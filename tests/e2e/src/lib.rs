@@ -12,6 +12,7 @@ pub mod edge_peer;
 pub mod kills;
 pub mod load;
 pub mod outage;
+pub mod package;
 pub mod wait;
 pub mod world;
 

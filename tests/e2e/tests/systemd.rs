@@ -32,11 +32,15 @@ fn booted(test: &str, inside: impl Fn()) {
     if std::env::var_os(INSIDE).is_some() {
         return inside();
     }
+    boot(test, &["-u", &deploy("systemd").display().to_string()]);
+}
+
+fn boot(test: &str, options: &[&str]) {
     assert!(nix::unistd::Uid::effective().is_root(), "this test boots a systemd: run it as root");
     let own = std::env::current_exe().unwrap();
     let bind = |path: &Path| format!("{0}:{0}", path.display());
     let mut boot = Command::new(root().join("tests/systemd/boot.sh"));
-    boot.arg("-u").arg(deploy("systemd")).args(["-t", "120"]);
+    boot.args(options).args(["-t", "120"]);
     boot.args(["-b", &bind(&programs().unwrap()), "-b", &bind(&root().join("deploy"))]);
     boot.args(["--", "env", &format!("{INSIDE}=1"), "RUST_BACKTRACE=0"]).arg(own);
     let output = boot.args(["--exact", test, "--nocapture"]).output().unwrap();
@@ -180,6 +184,39 @@ fn a_killed_activator_is_started_again_and_a_second_one_is_refused() {
         is_served();
         assert_eq!(status()["session"], "live");
     });
+}
+
+#[test]
+fn the_package_is_installed_upgraded_removed_and_purged() {
+    const DEB: &str = "/run/dormouse-package";
+    let Some(_inside) = std::env::var_os(INSIDE) else {
+        let out = tempfile::tempdir().unwrap();
+        dormouse_e2e::package::build(&root(), &programs().unwrap(), out.path()).unwrap();
+        let bind = format!("{}:{DEB}", out.path().display());
+        return boot("the_package_is_installed_upgraded_removed_and_purged", &["-b", &bind]);
+    };
+    let mut files = fs::read_dir(DEB).unwrap().map(|entry| entry.unwrap().path());
+    let deb = files.find(|path| path.extension().is_some_and(|it| it == "deb")).unwrap();
+    let deb = deb.display().to_string();
+    let said = good("dpkg", &["-i", &deb]);
+    assert!(said.contains("not started yet"), "{said}");
+    fs::create_dir_all("/srv/dormouse-store").unwrap();
+    good("dormouse", &["config", "check"]);
+    systemctl(&["start", "dormouse", "dormouse-proxy.socket", "dormouse-proxy"]);
+    good("dormouse", &["add", HOST, "--app", "guestbook"]);
+    is_served();
+    let before = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+    good("dpkg", &["-i", &deb]);
+    let after = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+    assert!(before[0] != after[0] && before[1] != after[1], "{before:?} {after:?}");
+    is_served();
+    good("dpkg", &["-r", "dormouse"]);
+    assert!(!run("pgrep", &["-x", "dormouse|dormouse-proxy|guestbook"]).0, "something runs on");
+    assert_eq!(property("dormouse-proxy.socket", "LoadState"), "not-found");
+    let said = good("dpkg", &["-P", "dormouse"]);
+    assert!(said.contains("/var/lib/dormouse is left"), "{said}");
+    assert!(Path::new("/var/lib/dormouse/box-id").exists());
+    assert!(!Path::new("/etc/dormouse/dormouse.toml").exists());
 }
 
 /// Starts a proxy of a unit of its own; what it said before it failed.
