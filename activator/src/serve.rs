@@ -15,12 +15,13 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use dormouse_core::{Identity, Settings, TakeoverMode};
 use dormouse_instances::{Containment, Nursery};
-use dormouse_link::config::{Config, Span, Takeover};
+use dormouse_link::config::{Config, Span, Takeover, ThisBox};
 use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
 use dormouse_replica::watch::Watcher;
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::User;
 use tokio::sync::mpsc;
 
 mod admin;
@@ -38,6 +39,7 @@ mod journal;
 mod keeper;
 mod link;
 mod metrics;
+mod notify;
 mod outside;
 pub(crate) mod paths;
 mod records;
@@ -89,6 +91,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let history = History::open(&paths.data().join("events.log"), settings.clone())
         .context("the event log")?;
     let registry = Registry::open(&paths.data().join("registry.db"))?;
+    if is_started_by_systemd() {
+        dormouse_instances::settle_in_leaf().context("a cgroup of our own")?;
+    }
     let nursery = Nursery::open(paths.data()).context("containment of instances")?;
     if let Containment::Scan(reason) = nursery.containment() {
         tracing::warn!(reason, "no cgroups: instances are held together by a scan of /proc");
@@ -119,9 +124,8 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     };
     let mut driver = Driver::new(parts, received)?;
     let seeds = driver.load()?;
-    let listener =
-        Listener::bind(&config.this_box.link_socket(), config.this_box.proxy_uids.clone())
-            .context("the link's socket")?;
+    let listener = Listener::bind(&config.this_box.link_socket(), proxy_uids(&config.this_box))
+        .context("the link's socket")?;
     set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
@@ -131,16 +135,34 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     for event in early {
         driver.on_link(event);
     }
-    if let Err(error) = libsystemd::daemon::notify(false, &[libsystemd::daemon::NotifyState::Ready])
-    {
-        tracing::debug!(%error, "not under systemd");
-    }
+    notify::ready(driver.parts.inputs.clone());
     let drilling = drill::start(&driver.parts);
     driver.run().await;
     drilling.end().await;
     driver.parts.nursery.close();
     admin.abort();
     Ok(())
+}
+
+/// Whether this very process is a service's: then the service's cgroup is ours.
+fn is_started_by_systemd() -> bool {
+    let pid = std::process::id().to_string();
+    std::env::var("SYSTEMD_EXEC_PID").is_ok_and(|named| named == pid)
+}
+
+/// Who may connect to the link: the numbers of the config, and those of its names.
+fn proxy_uids(this_box: &ThisBox) -> Vec<u32> {
+    let mut uids = this_box.proxy_uids.clone();
+    for name in &this_box.proxy_users {
+        match User::from_name(name) {
+            Ok(Some(user)) => uids.push(user.uid.as_raw()),
+            Ok(None) => {
+                tracing::warn!(user = name, "box.proxy_users: no such user on this machine");
+            }
+            Err(error) => tracing::warn!(user = name, %error, "box.proxy_users"),
+        }
+    }
+    uids
 }
 
 fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {

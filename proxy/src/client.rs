@@ -49,12 +49,15 @@ pub(crate) struct Client<E: Engine> {
     watch: Watch,
     id: u64,
     known_draining: bool,
+    known_ending: bool,
 }
 
 /// What ended a wait.
 enum Event {
     Moved,
     TimedOut(Timer),
+    /// The drain is nearly over.
+    Ending,
     ClientGone,
     /// The session's deadline passed while something was still to be sent to an instance, or
     /// before it answered.
@@ -62,13 +65,13 @@ enum Event {
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve<E: Engine>(at: Rc<Loop<E>>, accepted: Accepted<E>) {
+/// `id`: of [`Loop::register`].
+pub(crate) async fn serve<E: Engine>(at: Rc<Loop<E>>, id: u64, accepted: Accepted<E>) {
     let peer = Peer {
         address: accepted.peer.map_or_else(|| "unknown".to_owned(), |address| address.to_string()),
         trusted: accepted.peer.is_some_and(|address| at.settings.trusts(address)),
         scheme: "http",
     };
-    let id = at.register();
     let mut client = Client {
         conn: Conn::new(at.settings.conn, peer),
         stream: accepted.stream,
@@ -76,6 +79,7 @@ pub(crate) async fn serve<E: Engine>(at: Rc<Loop<E>>, accepted: Accepted<E>) {
         counted: None,
         watch: Watch::new(at.settings.timeouts),
         known_draining: false,
+        known_ending: false,
         id,
         at,
     };
@@ -100,6 +104,7 @@ impl<E: Engine> Client<E> {
                 Step::Wait => match self.wait().await {
                     Event::Moved => Step::Wait,
                     Event::ClientGone => return,
+                    Event::Ending => self.conn.end(),
                     Event::Expired => {
                         self.at.stats.session_expired.add();
                         self.conn.disown(&session_expired())
@@ -147,7 +152,6 @@ impl<E: Engine> Client<E> {
     fn finished(&mut self, reuse: bool) {
         if let Some(Upstream { stream, run, pool, .. }) = self.upstream.take()
             && reuse
-            && !self.at.draining.get()
         {
             pool::keep(&pool, run, stream);
         }
@@ -179,7 +183,6 @@ impl<E: Engine> Client<E> {
         if self.at.draining.get() && !self.known_draining {
             self.known_draining = true;
             self.conn.drain();
-            return Poll::Ready(Event::Moved);
         }
         if !self.conn.to_upstream().is_empty()
             && self.upstream.as_ref().is_some_and(|upstream| !upstream.counts())
@@ -204,6 +207,11 @@ impl<E: Engine> Client<E> {
         if moved {
             self.watch.moved();
             return Poll::Ready(Event::Moved);
+        }
+        // Behind the read: a request that has come is answered.
+        if self.at.ending.get() && !self.known_ending {
+            self.known_ending = true;
+            return Poll::Ready(Event::Ending);
         }
         match self.watch.poll(cx, self.conn.timer()) {
             Poll::Ready(timer) => Poll::Ready(Event::TimedOut(timer)),
@@ -288,6 +296,7 @@ impl Watch {
             Timer::Idle | Timer::Progress => Some(self.timeouts.idle),
             Timer::Upstream => Some(self.timeouts.upstream),
             Timer::Linger => Some(self.timeouts.linger),
+            Timer::Drain => Some(self.timeouts.drain_idle),
         }
     }
 
@@ -295,7 +304,7 @@ impl Watch {
     fn moved(&mut self) {
         match self.kind {
             Timer::Progress | Timer::Idle => self.restart(),
-            Timer::Off | Timer::Head | Timer::Upstream | Timer::Linger => (),
+            Timer::Off | Timer::Head | Timer::Upstream | Timer::Linger | Timer::Drain => (),
         }
     }
 

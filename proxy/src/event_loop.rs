@@ -13,14 +13,12 @@ use std::time::Duration;
 
 use dormouse_link::{Quiet, Refusal, RunNumber, Slot};
 use dormouse_proxy_core::Host;
-use dormouse_ring::{Engine, Listener};
+use dormouse_ring::Engine;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{Notify, Semaphore};
-use tracing::{info, warn};
 
-use crate::client;
-use crate::clock;
 use crate::delta::{FromLoop, Route, Table, ToLoop};
+use crate::door::Door;
 use crate::host::{HostState, Notice};
 use crate::pool::Pool;
 use crate::settings::{Settings, Target};
@@ -41,6 +39,8 @@ pub(crate) struct Setup {
     /// Waiters of all loops and hosts.
     pub(crate) waiting: Arc<AtomicU32>,
     pub(crate) drain: Duration,
+    /// Told once this loop accepts.
+    pub(crate) ready: UnboundedSender<()>,
 }
 
 /// A host that is served straight from an upstream.
@@ -71,7 +71,10 @@ pub(crate) struct Loop<E: Engine> {
     pub(crate) settings: Arc<Settings>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) waiting: Arc<AtomicU32>,
+    /// The process ends: each connection gets one more request at most.
     pub(crate) draining: Cell<bool>,
+    /// The drain is nearly over: what would never end by itself is ended.
+    pub(crate) ending: Cell<bool>,
     plain: HashMap<Host, Rc<Plain<E::Stream>>>,
     managed: RefCell<HashMap<Host, Rc<HostState<E::Stream>>>>,
     slots: RefCell<HashMap<Slot, Rc<HostState<E::Stream>>>>,
@@ -82,15 +85,21 @@ pub(crate) struct Loop<E: Engine> {
     pub(crate) on_retired: Rc<dyn Fn(Slot)>,
     /// Buffers of clients that have no upstream now, for those that get one.
     spare: RefCell<Vec<Vec<u8>>>,
-    clients: RefCell<HashMap<u64, Waker>>,
-    next_client: Cell<u64>,
-    empty: Notify,
+    pub(crate) clients: RefCell<HashMap<u64, Waker>>,
+    /// Clients that are counted by `older` have smaller numbers than this.
+    pub(crate) older_than: Cell<u64>,
+    pub(crate) older: Cell<usize>,
+    pub(crate) next_client: Cell<u64>,
+    /// A client has ended, told during a drain.
+    pub(crate) ended: Notify,
+    /// The routes of a table are complete.
+    pub(crate) settled: Notify,
 }
 
 /// Runs a loop until it is drained.
 pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
     engine.run(async move {
-        let Setup { settings, listeners, mut deltas, to_link, drain, .. } = setup;
+        let Setup { settings, listeners, mut deltas, to_link, drain, ready, .. } = setup;
         let plain = settings.plain.iter().map(|(host, target)| {
             let (target, pool) = (target.clone(), Rc::new(Pool::new()));
             (host.clone(), Rc::new(Plain { target, pool, unreached: Quiet::default() }))
@@ -103,6 +112,7 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
             stats: setup.stats,
             waiting: setup.waiting,
             draining: Cell::new(false),
+            ending: Cell::new(false),
             managed: RefCell::default(),
             slots: RefCell::default(),
             table: RefCell::default(),
@@ -112,52 +122,25 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
             to_link,
             spare: RefCell::default(),
             clients: RefCell::default(),
+            older_than: Cell::new(0),
+            older: Cell::new(0),
             next_client: Cell::new(0),
-            empty: Notify::new(),
+            ended: Notify::new(),
+            settled: Notify::new(),
         });
-        let mut accepting = Vec::new();
-        for socket in listeners {
-            let listener = Listener::new(socket)?;
-            let task = accept(this.clone(), listener, setup.connections.clone());
-            accepting.push(tokio::task::spawn_local(task));
-        }
+        let mut door = Door::new(listeners, setup.connections)?;
+        door.open(&this);
+        // It fails only when the process ends.
+        ready.send(()).unwrap_or_default();
         while let Some(delta) = deltas.recv().await {
             if matches!(delta, ToLoop::Drain) {
                 break;
             }
             this.apply(delta);
         }
-        // No accept is ever in flight, so none is lost by this.
-        accepting.iter().for_each(tokio::task::JoinHandle::abort);
-        let deadline = clock::now() + drain;
-        this.drain(&mut deltas, deadline).await;
+        this.drain(&mut door, &mut deltas, drain).await;
         Ok(())
     })?
-}
-
-async fn accept<E: Engine>(this: Rc<Loop<E>>, listener: Listener, connections: Arc<Semaphore>) {
-    let failed = Quiet::default();
-    loop {
-        // Beyond the limit the kernel's backlog holds them.
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
-        match listener.accept(this.engine).await {
-            Ok(accepted) => {
-                this.stats.connections.add();
-                let this = this.clone();
-                tokio::task::spawn_local(async move {
-                    client::serve(this, accepted).await;
-                    drop(permit);
-                });
-            }
-            Err(error) => {
-                if let Some(times) = failed.due(clock::monotonic_ns()) {
-                    warn!(%error, times, "accept failed");
-                }
-                // Out of descriptors: one will be free when some connection ends.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
 }
 
 impl<E: Engine> Loop<E> {
@@ -204,7 +187,7 @@ impl<E: Engine> Loop<E> {
         }
     }
 
-    /// A client's task begins.
+    /// A connection was accepted, and is to be served.
     pub(crate) fn register(&self) -> u64 {
         let id = self.next_client.get();
         self.next_client.set(id + 1);
@@ -220,30 +203,15 @@ impl<E: Engine> Loop<E> {
     /// A client's task ends.
     pub(crate) fn unregister(&self, id: u64) {
         self.clients.borrow_mut().remove(&id);
-        if self.clients.borrow().is_empty() {
-            self.empty.notify_one();
+        if id < self.older_than.get() {
+            self.older.set(self.older.get().saturating_sub(1));
+        }
+        if self.draining.get() {
+            self.ended.notify_one();
         }
     }
 
-    async fn drain(&self, deltas: &mut UnboundedReceiver<ToLoop>, deadline: tokio::time::Instant) {
-        self.draining.set(true);
-        let wakers: Vec<Waker> = self.clients.borrow().values().cloned().collect();
-        info!(connections = wakers.len(), "draining");
-        wakers.into_iter().for_each(Waker::wake);
-        while !self.clients.borrow().is_empty() {
-            tokio::select! {
-                () = self.empty.notified() => (),
-                Some(delta) = deltas.recv() => self.apply(delta),
-                () = tokio::time::sleep_until(deadline) => {
-                    let connections = self.clients.borrow().len();
-                    warn!(connections, "drain time is over: connections are cut");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn apply(&self, delta: ToLoop) {
+    pub(crate) fn apply(&self, delta: ToLoop) {
         match delta {
             ToLoop::Connected(table) => {
                 self.arrival.replace(Some(Arrival { table, routes: Vec::new() }));
@@ -328,6 +296,7 @@ impl<E: Engine> Loop<E> {
             }
         }
         self.table.replace(Some(table.clone()));
+        self.settled.notify_waiters();
         let hosts: Vec<_> = self.managed.borrow().values().cloned().collect();
         for state in hosts {
             if state.is_wished_for() {

@@ -4,6 +4,7 @@
 mod client;
 mod clock;
 mod delta;
+mod door;
 mod event_loop;
 mod host;
 mod link;
@@ -25,6 +26,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use dormouse_link::config;
 use dormouse_ring::{Engine, Epoll, Uring};
+use libsystemd::daemon::{NotifyState, notify};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{error, info, warn};
@@ -116,6 +118,7 @@ fn serve<E: Engine + Send>(
     let connections = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
     let waiting = Arc::default();
     let (to_link, from_loops) = mpsc::unbounded_channel();
+    let (is_ready, mut ready) = mpsc::unbounded_channel();
     let (mut threads, mut loops, mut stats) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..count {
         let (to_loop, deltas) = mpsc::unbounded_channel();
@@ -129,6 +132,7 @@ fn serve<E: Engine + Send>(
             connections: connections.clone(),
             waiting: Arc::clone(&waiting),
             drain: config.edge.drain.duration(),
+            ready: is_ready.clone(),
         };
         let thread = thread::Builder::new()
             .name(format!("loop-{number}"))
@@ -137,7 +141,7 @@ fn serve<E: Engine + Send>(
         loops.push(to_loop);
         stats.push(own);
     }
-    drop(to_link);
+    drop((to_link, is_ready));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let link = settings
         .managed
@@ -146,8 +150,6 @@ fn serve<E: Engine + Send>(
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // Said once a signal leads to a drain: who reads this may send one.
-        info!(engine = E::NAME, loops = count, "serving");
         let linked = async {
             match link {
                 Some(link) => link.run().await,
@@ -157,12 +159,15 @@ fn serve<E: Engine + Send>(
         tokio::pin!(linked);
         let mut joined = tokio::task::spawn_blocking(move || join(threads));
         tokio::select! {
+            // Once a signal leads to a drain: who hears of it may send one.
+            never = say_ready::<E>(&mut ready, count) => match never {},
             () = &mut linked => bail!("the link has ended"),
             // A loop ends by itself only when it fails.
             joined = &mut joined => return joined?,
             _ = terminate.recv() => info!("SIGTERM"),
             _ = interrupt.recv() => info!("SIGINT"),
         }
+        tell_systemd(&[NotifyState::Stopping]);
         for each in &loops {
             // A loop that has ended needs no telling.
             drop(each.send(delta::ToLoop::Drain));
@@ -173,6 +178,29 @@ fn serve<E: Engine + Send>(
             joined = joined => joined?,
         }
     })
+}
+
+/// Waits until every loop accepts, and says so.
+async fn say_ready<E: Engine>(
+    ready: &mut mpsc::UnboundedReceiver<()>,
+    count: usize,
+) -> std::convert::Infallible {
+    for _ in 0..count {
+        if ready.recv().await.is_none() {
+            // A loop has failed; its thread says why.
+            std::future::pending::<()>().await;
+        }
+    }
+    info!(engine = E::NAME, loops = count, "serving");
+    tell_systemd(&[NotifyState::Ready]);
+    std::future::pending().await
+}
+
+/// Nothing without systemd.
+fn tell_systemd(state: &[NotifyState]) {
+    if let Err(error) = notify(false, state) {
+        warn!(%error, "systemd cannot be told");
+    }
 }
 
 fn join(threads: Vec<JoinHandle<io::Result<()>>>) -> Result<()> {

@@ -24,6 +24,8 @@ use crate::settings::Target;
 
 /// Longest wait for a place in an app's backlog, and for a TCP connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for the first routes: an activator that starts beside us takes less.
+const ROUTES_MAX: Duration = Duration::from_secs(5);
 
 /// What a request that is held may lead to.
 enum Held {
@@ -54,7 +56,17 @@ impl<E: Engine> Client<E> {
             },
             fresh,
         };
-        match self.at.find(&wish.host) {
+        let mut found = self.at.find(&wish.host);
+        if matches!(found, Found::TooEarly) {
+            match self.await_routes().await? {
+                Held::Again => found = self.at.find(&wish.host),
+                Held::Refused(answer) => {
+                    self.refuse(&answer);
+                    return Ok(());
+                }
+            }
+        }
+        match found {
             Found::Plain(plain) => self.plain(&plain, &wish).await,
             Found::Managed(host) => return self.managed(&host, &wish).await,
             Found::TooEarly => self.refuse(&refusal(Refusal::NoActivator, 5)),
@@ -64,6 +76,27 @@ impl<E: Engine> Client<E> {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the activator to say which hosts there are: a new proxy serves before it knows.
+    async fn await_routes(&mut self) -> Result<Held, Gone> {
+        self.at.stats.waited.add();
+        let Ok(_place) = self.at.take_waiting() else { return Ok(self.too_many()) };
+        let at = self.at.clone();
+        let mut settled = std::pin::pin!(at.settled.notified());
+        let mut sleep = std::pin::pin!(tokio::time::sleep(ROUTES_MAX));
+        poll_fn(|cx| {
+            if settled.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Ok(Held::Again));
+            }
+            while let Poll::Ready(read) = self.poll_client(cx) {
+                if read.is_err() {
+                    return Poll::Ready(Err(Gone));
+                }
+            }
+            sleep.as_mut().poll(cx).map(|()| Ok(Held::Refused(refusal(Refusal::NoActivator, 5))))
+        })
+        .await
     }
 
     async fn plain(&mut self, plain: &Rc<Plain<E::Stream>>, wish: &Wish) {

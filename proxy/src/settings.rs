@@ -26,6 +26,8 @@ pub(crate) struct Timeouts {
     /// For a client to close after its last answer: long enough to read it, short enough not to
     /// collect half-closed connections.
     pub(crate) linger: Duration,
+    /// During a drain, for a request that is on its way on an idle connection: a round trip.
+    pub(crate) drain_idle: Duration,
 }
 
 /// An address prefix.
@@ -90,6 +92,7 @@ impl Settings {
                 idle: limits.idle_timeout.duration(),
                 upstream: limits.upstream_timeout.duration(),
                 linger: Duration::from_secs(2),
+                drain_idle: Duration::from_secs(1),
             },
             plain,
             managed: config.store.is_some(),

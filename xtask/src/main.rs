@@ -32,6 +32,8 @@ enum Command {
     },
     /// Everything that CI runs.
     Test,
+    /// The Debian package, in `target/dist`.
+    Dist,
     /// Format, lints, tidy, licences, the bounded model check of the wake table.
     Check,
     /// The rules that no compiler checks: sizes, dependency edges, words, invariants.
@@ -49,11 +51,19 @@ enum Command {
     Soak(test::SoakArguments),
 }
 
+fn dist() -> anyhow::Result<()> {
+    let bin = shell::build("release")?;
+    let file = dormouse_e2e::package::build(&shell::root(), &bin, &shell::binaries("dist"))?;
+    println!("dist: {}", file.display());
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo { check: false } => demo::play(),
         Command::Demo { check: true } => demo::check(),
         Command::Test => test::run(),
+        Command::Dist => dist(),
         Command::Check => check::run(),
         Command::Tidy => tidy::run(),
         Command::Sim(arguments) => sim::run(&arguments),

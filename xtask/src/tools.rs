@@ -8,8 +8,15 @@ use anyhow::{Context as _, Result, bail};
 use crate::shell::{binaries, run};
 
 /// Programs of the system, and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 3] =
-    [("cc", "gcc"), ("python3", "python3-venv"), ("strace", "strace")];
+const PACKAGES: [(&str, &str); 6] = [
+    ("cc", "gcc"),
+    ("python3", "python3-venv"),
+    ("strace", "strace"),
+    // Its own binary is on no path; this one comes with it.
+    ("systemd-analyze", "systemd"),
+    ("dbus-daemon", "dbus"),
+    ("ip", "iproute2"),
+];
 
 /// For benchmarks alone.
 const BENCH_PACKAGES: [(&str, &str); 2] = [("nginx", "nginx-light"), ("haproxy", "haproxy")];

@@ -9,11 +9,13 @@ use tokio::io::unix::AsyncFd;
 
 use crate::spawn::CgroupFds;
 
+/// The activator's own cgroup below its service's.
+const LEAF: &str = "activator";
 /// Where cgroup v2 is mounted: alone, or beside v1 (hybrid).
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// The cgroup v2 directory of this process, when the machine has one.
-pub(crate) fn own_directory() -> io::Result<PathBuf> {
+fn own_directory() -> io::Result<PathBuf> {
     let mount = MOUNTS
         .iter()
         .map(Path::new)
@@ -25,6 +27,28 @@ pub(crate) fn own_directory() -> io::Result<PathBuf> {
         .find_map(|line| line.strip_prefix("0::"))
         .ok_or_else(|| io::Error::other("this process is in no v2 cgroup"))?;
     Ok(mount.join(own.trim_start_matches('/')))
+}
+
+/// Moves this process from its service's cgroup into a leaf below: a cgroup that has processes of its
+/// own can hand no controllers to those of the instances, which come beside the leaf.
+pub fn settle_in_leaf() -> io::Result<()> {
+    // Without cgroup v2 there is nothing to move in.
+    let Ok(own) = own_directory() else { return Ok(()) };
+    if own.ends_with(LEAF) {
+        return Ok(());
+    }
+    let leaf = own.join(LEAF);
+    fs::create_dir_all(&leaf)?;
+    fs::write(leaf.join("cgroup.procs"), "0")
+}
+
+/// Where instances may be: below our service's cgroup, not below our leaf of it.
+pub(crate) fn home_directory() -> io::Result<PathBuf> {
+    let own = own_directory()?;
+    Ok(match own.parent() {
+        Some(parent) if own.ends_with(LEAF) => parent.to_owned(),
+        Some(_) | None => own,
+    })
 }
 
 /// One cgroup.

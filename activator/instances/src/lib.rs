@@ -16,6 +16,7 @@ mod nursery;
 mod processes;
 mod spawn;
 
+pub use cgroup::settle_in_leaf;
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
 pub use instance::{Instance, LeaderId};

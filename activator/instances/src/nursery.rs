@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::{Cgroup, own_directory};
+use crate::cgroup::{Cgroup, home_directory};
 use crate::instance::{Boundary, Instance, leaders};
 use crate::processes::{self, MARK};
 use crate::spawn::{CgroupFds, Prepared, spawn};
@@ -102,7 +102,7 @@ impl Nursery {
                 return Ok(Self { containment: Containment::Cgroup(dir) });
             }
         }
-        let made = own_directory().and_then(|own| {
+        let made = home_directory().and_then(|own| {
             // One nursery a state directory, found again by it.
             let meta = fs::metadata(state_dir)?;
             let dir = own.join(format!("dormouse-instances.{:x}-{:x}", meta.dev(), meta.ino()));

@@ -25,6 +25,7 @@ use super::edge::Edge;
 use super::history::History;
 use super::journal::Journal;
 use super::link::LinkEvent;
+use super::notify::{self, Told};
 use super::paths::Paths;
 use super::records::Records;
 use super::refusals::Refusals;
@@ -42,6 +43,8 @@ pub(crate) enum Input {
     Command(Command),
     /// A signal.
     Shutdown,
+    /// A look at whether the loop lives.
+    Watchdog,
 }
 
 /// What the driver is made of.
@@ -93,6 +96,7 @@ pub(crate) struct Driver {
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
     pub(crate) refusals: Refusals,
     pub(crate) ended: bool,
+    pub(crate) told: Told,
     received: mpsc::UnboundedReceiver<Input>,
     /// Events that effects led to at once.
     at_once: VecDeque<Event>,
@@ -127,6 +131,7 @@ impl Driver {
             takeovers: Vec::new(),
             refusals: Refusals::default(),
             ended: false,
+            told: Told::new(),
             received,
             at_once: VecDeque::new(),
             journal_down: None,
@@ -155,7 +160,7 @@ impl Driver {
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
                     Some(Input::Shutdown) => self.ended = true,
-                    Some(Input::Event(_)) | None => {}
+                    Some(Input::Event(_) | Input::Watchdog) | None => {}
                 },
                 () = sleep(pause) => {}
             }
@@ -198,6 +203,7 @@ impl Driver {
 
     fn begin_shutdown(&mut self) -> Mono {
         tracing::info!("putting every host to sleep");
+        notify::stopping();
         self.step(Event::Shutdown);
         Mono(clock::system_now().mono.0.saturating_add(nanos(SHUTDOWN_TIMEOUT)))
     }
@@ -214,6 +220,7 @@ impl Driver {
             Input::Link(event) => self.on_link(event),
             Input::Command(command) => self.on_command(command),
             Input::Shutdown => self.step(Event::Shutdown),
+            Input::Watchdog => self.feed_watchdog(),
         }
     }
 
@@ -281,6 +288,7 @@ impl Driver {
             self.journal_down = None;
         }
         self.answer_waits();
+        self.status_may_have_changed();
     }
 
     /// The core hears of it before anything else is looked at.

@@ -94,7 +94,7 @@ pub(crate) fn start(
                     tracing::warn!(
                         pid = peer.pid,
                         uid = peer.uid,
-                        "a process may not connect to the link; add its user to box.proxy_uids"
+                        "a process may not connect to the link; add its user to box.proxy_users"
                     );
                 }
                 Err(AcceptError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {}

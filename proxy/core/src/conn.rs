@@ -69,6 +69,8 @@ pub enum Timer {
     Progress,
     /// The client must close.
     Linger,
+    /// During a drain: a last request may come.
+    Drain,
 }
 
 #[derive(Debug)]
@@ -153,9 +155,30 @@ impl Conn {
         }
     }
 
-    /// No further request is taken on this connection.
+    /// The next request on this connection is its last, and is told so. One that is on its way now is
+    /// still answered: an idle connection stays open until [`Timer::Drain`] runs out.
     pub fn drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Ends what would go on for as long as its client likes: a relay, and a connection without a
+    /// request. The client's side is closed properly, behind what is already on its way there.
+    pub fn end(&mut self) -> Step {
+        match &self.phase {
+            Phase::Head if self.from_client.is_empty() => {
+                self.phase = Phase::Closing { shut: false, discarded: 0 };
+                Step::Wait
+            }
+            Phase::Tunnel(_) => {
+                self.next_request(true);
+                Step::Finished { reuse: false }
+            }
+            Phase::Head
+            | Phase::Held { .. }
+            | Phase::Exchange(_)
+            | Phase::Closing { .. }
+            | Phase::Closed => Step::Wait,
+        }
     }
 
     /// Sends the held request to an upstream; on the `first_try` it may be asked
@@ -192,6 +215,7 @@ impl Conn {
                 Step::Wait
             }
             (Timer::Upstream, _) => self.disown(&Answer::GATEWAY_TIMEOUT),
+            (Timer::Drain, _) => self.end(),
             (Timer::Head | Timer::Idle | Timer::Progress | Timer::Linger | Timer::Off, _) => {
                 self.phase = Phase::Closed;
                 Step::Closed
@@ -295,6 +319,7 @@ impl Conn {
             return Timer::Progress;
         }
         match &self.phase {
+            Phase::Head if self.from_client.is_empty() && self.draining => Timer::Drain,
             Phase::Head if self.from_client.is_empty() && self.served => Timer::Idle,
             Phase::Head => Timer::Head,
             Phase::Exchange(exchange) => exchange.timer(!self.to_upstream.is_empty()),
@@ -332,7 +357,7 @@ impl Conn {
 
     fn read_head(&mut self) -> Option<Step> {
         if self.from_client.is_empty() {
-            if !self.client_closed && !self.draining {
+            if !self.client_closed {
                 self.from_client.shrink(IDLE_BUFFER);
                 self.to_client.shrink(IDLE_BUFFER);
                 return Some(Step::Wait);

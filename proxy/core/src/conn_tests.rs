@@ -151,17 +151,46 @@ fn bodies_are_held_back_by_either_side() {
 }
 
 #[test]
-fn a_drain_ends_idle_connections_at_once_and_others_after_their_answer() {
+fn a_drain_ends_idle_connections_in_a_moment_and_others_after_their_answer() {
     let mut idle = fresh();
     assert_eq!(idle.advance(), Step::Wait);
     idle.drain();
+    assert_eq!(
+        (idle.advance(), idle.timer(), idle.wants_client()),
+        (Step::Wait, Timer::Drain, true)
+    );
+    assert_eq!(idle.timed_out(Timer::Drain), Step::Wait);
     assert_eq!(idle.advance(), Step::ShutdownClient);
+
+    let mut late = fresh();
+    late.drain();
+    assert_eq!(client_says(&mut late, GET), Step::Route);
+    late.forward(false);
+    assert_eq!(late.advance(), Step::Wait);
+    assert!(!taken(late.to_upstream()).is_empty());
+    assert_eq!(app_says(&mut late, OK), KEPT);
+    assert!(taken(late.to_client()).contains("connection: close\r\n"));
 
     let mut busy = sent(GET, false);
     busy.drain();
     assert_eq!(app_says(&mut busy, OK), KEPT);
     assert!(taken(busy.to_client()).contains("connection: close\r\n"));
     assert_eq!(busy.advance(), Step::ShutdownClient);
+}
+
+#[test]
+fn the_end_of_a_drain_closes_a_tunnel_behind_what_was_sent() {
+    let upgrade = "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n";
+    let mut conn = sent(upgrade, false);
+    conn.drain();
+    let switch = "HTTP/1.1 101 Switching\r\nUpgrade: echo\r\nConnection: upgrade\r\n\r\nHELLO";
+    assert_eq!(app_says(&mut conn, switch), Step::Wait);
+    assert_eq!((conn.timer(), conn.end()), (Timer::Progress, DROPPED));
+    assert_eq!(conn.advance(), Step::Wait);
+    assert!(taken(conn.to_client()).ends_with("HELLO"));
+    assert_eq!(conn.advance(), Step::ShutdownClient);
+    conn.client_closed();
+    assert_eq!(conn.advance(), Step::Closed);
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub struct ThisBox {
     pub etc: PathBuf,
     /// User ids that may connect to the link as a proxy, besides our own.
     pub proxy_uids: Vec<u32>,
+    /// The same by name, looked up when the activator starts.
+    pub proxy_users: Vec<String>,
 }
 
 impl Default for ThisBox {
@@ -70,6 +72,7 @@ impl Default for ThisBox {
             run: PathBuf::from("/run/dormouse"),
             etc: PathBuf::from("/etc/dormouse"),
             proxy_uids: Vec::new(),
+            proxy_users: Vec::new(),
         }
     }
 }

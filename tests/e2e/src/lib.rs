@@ -10,7 +10,9 @@ pub mod edge_backend;
 pub mod edge_cases;
 pub mod edge_peer;
 pub mod kills;
+pub mod load;
 pub mod outage;
+pub mod package;
 pub mod wait;
 pub mod world;
 

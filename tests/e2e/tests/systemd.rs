@@ -1,0 +1,270 @@
+//! The units of `deploy/` under a real systemd: PID 1 of namespaces of its own.
+//!
+//! Each test boots one and runs itself inside of it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use dormouse_e2e::client;
+use dormouse_e2e::edge::PATIENCE;
+use dormouse_e2e::load::Load;
+use dormouse_e2e::programs;
+use dormouse_e2e::wait::until;
+use serde_json::Value;
+
+const HOST: &str = "a.test";
+const INSIDE: &str = "DORMOUSE_INSIDE_SYSTEMD";
+const ADMIN: &str = "/run/dormouse/admin.sock";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn deploy(name: &str) -> PathBuf {
+    root().join("deploy").join(name)
+}
+
+/// Runs `inside` under a systemd that has our units; `test`: the calling test's name.
+fn booted(test: &str, inside: impl Fn()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return inside();
+    }
+    boot(test, &["-u", &deploy("systemd").display().to_string()]);
+}
+
+fn boot(test: &str, options: &[&str]) {
+    assert!(nix::unistd::Uid::effective().is_root(), "this test boots a systemd: run it as root");
+    let own = std::env::current_exe().unwrap();
+    let bind = |path: &Path| format!("{0}:{0}", path.display());
+    let mut boot = Command::new(root().join("tests/systemd/boot.sh"));
+    boot.args(options).args(["-t", "120"]);
+    boot.args(["-b", &bind(&programs().unwrap()), "-b", &bind(&root().join("deploy"))]);
+    boot.args(["--", "env", &format!("{INSIDE}=1"), "RUST_BACKTRACE=0"]).arg(own);
+    let output = boot.args(["--exact", test, "--nocapture"]).output().unwrap();
+    let said = told(&output);
+    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+}
+
+fn told(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}", text(&output.stdout), text(&output.stderr))
+}
+
+fn run(program: &str, args: &[&str]) -> (bool, String) {
+    let output = Command::new(program).args(args).output().unwrap();
+    (output.status.success(), told(&output))
+}
+
+fn good(program: &str, args: &[&str]) -> String {
+    let (success, said) = run(program, args);
+    assert!(success, "{program} {args:?}: {said}\n{}", log());
+    said
+}
+
+fn systemctl(args: &[&str]) -> String {
+    good("systemctl", args)
+}
+
+fn property(unit: &str, name: &str) -> String {
+    systemctl(&["show", "--value", "-p", name, unit]).trim().to_owned()
+}
+
+fn log() -> String {
+    run("journalctl", &["--no-pager", "-o", "cat", "-n", "80"]).1
+}
+
+fn address() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 80))
+}
+
+/// As a package does it, with a store of its own.
+fn install() {
+    let bin = programs().unwrap();
+    let config = fs::read_to_string(deploy("dormouse.toml")).unwrap();
+    fs::create_dir_all("/usr/lib/dormouse").unwrap();
+    fs::create_dir_all("/srv/dormouse-store").unwrap();
+    for (name, to) in [
+        ("dormouse", "/usr/bin/dormouse"),
+        ("dormouse-proxy", "/usr/bin/dormouse-proxy"),
+        ("guestbook", "/usr/lib/dormouse/guestbook"),
+    ] {
+        fs::copy(bin.join(name), to).unwrap();
+    }
+    let path = |name: &str| deploy(name).display().to_string();
+    good("systemd-sysusers", &[&path("sysusers.d/dormouse.conf")]);
+    good("systemd-tmpfiles", &["--create", &path("tmpfiles.d/dormouse.conf")]);
+    fs::write("/etc/dormouse/dormouse.toml", config).unwrap();
+}
+
+fn start() {
+    install();
+    systemctl(&["start", "dormouse-proxy.socket", "dormouse.service", "dormouse-proxy.service"]);
+    good("dormouse", &["add", HOST, "--app", "guestbook"]);
+}
+
+fn status() -> Value {
+    let answer = client::over_unix(Path::new(ADMIN), "/status").unwrap();
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+fn is_served() {
+    let answer = client::request(address(), "GET", HOST, "/api/entries", None).unwrap();
+    assert_eq!(answer.status, 200, "{}\n{}", answer.text(), log());
+}
+
+#[test]
+fn a_request_wakes_a_host_and_restarts_of_the_proxy_fail_none() {
+    booted("a_request_wakes_a_host_and_restarts_of_the_proxy_fail_none", || {
+        start();
+        is_served();
+        let over_unix = client::over_unix(Path::new("/run/dormouse-proxy.sock"), "/").unwrap();
+        assert_eq!(over_unix.status, 404, "an unknown host, by the same proxy");
+        let user = property("dormouse-proxy", "MainPID");
+        let uid = fs::read_to_string(format!("/proc/{user}/status")).unwrap();
+        assert!(!uid.contains("Uid:\t0\t"), "{uid}");
+        let log = run("journalctl", &["-u", "dormouse-proxy", "-o", "cat"]).1;
+        assert!(log.contains("engine=\"uring\"") || log.contains("io_uring is refused"), "{log}");
+        let load = Load::start(address(), HOST, "/healthz", 8);
+        let reach = |count: u64| {
+            until(PATIENCE, "requests are answered", || Ok(load.done() >= count)).unwrap();
+        };
+        for _ in 0..5 {
+            reach(load.done() + 3500);
+            systemctl(&["restart", "dormouse-proxy.service"]);
+        }
+        reach(load.done() + 3500);
+        let report = load.stop();
+        assert_eq!(report.failed, Vec::<String>::new(), "of {}", report.answered);
+        assert!(report.answered >= 20_000, "{}", report.answered);
+        assert_eq!(property("dormouse-proxy", "Result"), "success");
+    });
+}
+
+#[test]
+fn a_stop_puts_every_host_to_sleep_and_ends_the_session() {
+    booted("a_stop_puts_every_host_to_sleep_and_ends_the_session", || {
+        start();
+        is_served();
+        until(PATIENCE, "the status names it", || {
+            Ok(property("dormouse", "StatusText").contains("1 of 1 hosts awake"))
+        })
+        .unwrap();
+        let record = "/srv/dormouse-store/dormouse/sessions/box-1.json";
+        let live = fs::read_to_string(record).unwrap();
+        systemctl(&["stop", "dormouse.service"]);
+        assert_eq!(property("dormouse", "Result"), "success", "{}", log());
+        let ended = fs::read_to_string(record).unwrap_or_default();
+        assert!(live.contains("\"ended\":false"), "{live}");
+        assert!(ended.contains("\"ended\":true"), "{ended}");
+        assert!(!run("pgrep", &["-x", "guestbook"]).0, "an instance is left");
+        systemctl(&["start", "dormouse.service"]);
+        is_served();
+    });
+}
+
+#[test]
+fn a_killed_activator_is_started_again_and_a_second_one_is_refused() {
+    booted("a_killed_activator_is_started_again_and_a_second_one_is_refused", || {
+        start();
+        is_served();
+        let (second, said) = run("dormouse", &["serve"]);
+        assert!(!second && said.contains("another activator runs"), "{said}");
+        let before = property("dormouse", "MainPID");
+        let own = fs::read_to_string(format!("/proc/{before}/cgroup")).unwrap();
+        assert!(own.trim().ends_with("/dormouse.service/activator"), "{own}");
+        systemctl(&["kill", "-s", "KILL", "--kill-who=main", "dormouse.service"]);
+        until(PATIENCE, "systemd starts another", || {
+            let after = property("dormouse", "MainPID");
+            Ok(after != before && property("dormouse", "ActiveState") == "active")
+        })
+        .unwrap();
+        is_served();
+        assert_eq!(status()["session"], "live");
+    });
+}
+
+#[test]
+fn the_package_is_installed_upgraded_removed_and_purged() {
+    const DEB: &str = "/run/dormouse-package";
+    let Some(_inside) = std::env::var_os(INSIDE) else {
+        let out = tempfile::tempdir().unwrap();
+        dormouse_e2e::package::build(&root(), &programs().unwrap(), out.path()).unwrap();
+        let bind = format!("{}:{DEB}", out.path().display());
+        return boot("the_package_is_installed_upgraded_removed_and_purged", &["-b", &bind]);
+    };
+    let mut files = fs::read_dir(DEB).unwrap().map(|entry| entry.unwrap().path());
+    let deb = files.find(|path| path.extension().is_some_and(|it| it == "deb")).unwrap();
+    let deb = deb.display().to_string();
+    let said = good("dpkg", &["-i", &deb]);
+    assert!(said.contains("not started yet"), "{said}");
+    fs::create_dir_all("/srv/dormouse-store").unwrap();
+    good("dormouse", &["config", "check"]);
+    systemctl(&["start", "dormouse", "dormouse-proxy.socket", "dormouse-proxy"]);
+    good("dormouse", &["add", HOST, "--app", "guestbook"]);
+    is_served();
+    let before = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+    good("dpkg", &["-i", &deb]);
+    let after = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+    assert!(before[0] != after[0] && before[1] != after[1], "{before:?} {after:?}");
+    is_served();
+    good("dpkg", &["-r", "dormouse"]);
+    assert!(!run("pgrep", &["-x", "dormouse|dormouse-proxy|guestbook"]).0, "something runs on");
+    assert_eq!(property("dormouse-proxy.socket", "LoadState"), "not-found");
+    let said = good("dpkg", &["-P", "dormouse"]);
+    assert!(said.contains("/var/lib/dormouse is left"), "{said}");
+    assert!(Path::new("/var/lib/dormouse/box-id").exists());
+    assert!(!Path::new("/etc/dormouse/dormouse.toml").exists());
+}
+
+/// Starts a proxy of a unit of its own; what it said before it failed.
+fn refused(name: &str, sockets: &[(&str, &str)]) -> String {
+    let units = Path::new("/etc/systemd/system");
+    let mut service =
+        "[Service]\nType=notify\nExecStart=/usr/bin/dormouse-proxy\nSockets=".to_owned();
+    for (number, (fd_name, port)) in sockets.iter().enumerate() {
+        let socket = format!("{name}-{number}.socket");
+        service.extend([socket.as_str(), " "]);
+        let text = format!(
+            "[Socket]\nListenStream=127.0.0.1:{port}\nFileDescriptorName={fd_name}\n\
+             Service={name}.service\n"
+        );
+        fs::write(units.join(&socket), text).unwrap();
+    }
+    fs::write(units.join(format!("{name}.service")), service).unwrap();
+    systemctl(&["daemon-reload"]);
+    for number in 0..sockets.len() {
+        systemctl(&["start", &format!("{name}-{number}.socket")]);
+    }
+    assert!(!run("systemctl", &["start", name]).0, "it must fail");
+    run("journalctl", &["-u", name, "-o", "cat", "--no-pager"]).1
+}
+
+#[test]
+fn sockets_that_do_not_fit_the_config_are_told_by_name() {
+    booted("sockets_that_do_not_fit_the_config_are_told_by_name", || {
+        install();
+        let none = refused("none", &[]);
+        assert!(none.contains("\"http\"") && none.contains("no socket of that name"), "{none}");
+        let wrong = refused("wrong", &[("web", "8081")]);
+        assert!(wrong.contains("no socket of that name"), "{wrong}");
+        let extra = refused("extra", &[("http", "8082"), ("admin", "8083")]);
+        assert!(extra.contains("\"admin\", which no edge.listen names"), "{extra}");
+    });
+}
+
+#[test]
+fn the_units_are_clean_and_the_proxy_is_shut_in() {
+    booted("the_units_are_clean_and_the_proxy_is_shut_in", || {
+        install();
+        for unit in ["dormouse.service", "dormouse-proxy.service", "dormouse-proxy.socket"] {
+            let said = good("systemd-analyze", &["verify", "--man=no", unit]);
+            let ours: Vec<_> = said.lines().filter(|line| line.contains("dormouse")).collect();
+            assert!(ours.is_empty(), "{ours:?}");
+        }
+        let at_most = "--threshold=25";
+        good("systemd-analyze", &["security", "--no-pager", at_most, "dormouse-proxy.service"]);
+    });
+}
