@@ -51,7 +51,12 @@ pub(crate) async fn restore(
 ) -> anyhow::Result<ExitCode> {
     match (to, dry) {
         (_, true) => dry_run(config, wanted, json).await,
-        (Some(to), false) => to_file(config, wanted, to, json).await,
+        (Some(to), false) => {
+            // A bare name has no directory that could be synced.
+            let to = std::path::absolute(to)
+                .with_context(|| format!("--to {}: no such place", to.display()))?;
+            to_file(config, wanted, &to, json).await
+        }
         (None, false) => bail!("where to? Give --to FILE, or --dry-run"),
     }
 }

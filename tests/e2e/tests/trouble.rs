@@ -490,6 +490,14 @@ fn a_restore_by_hand_gives_the_rows_and_never_overwrites() -> Result<()> {
     let count: i64 = copy.query_row("SELECT count(*) FROM entries", [], |row| row.get(0))?;
     ensure!(count == 2);
     drop(copy);
+    // As the documentation has it: a bare name.
+    let bare = std::process::Command::new(programs()?.join("dormouse"))
+        .current_dir(world.folder())
+        .arg("--config")
+        .arg(world.config())
+        .args(["restore", HOST, "--to", "bare.db"])
+        .status()?;
+    ensure!(bare.success() && fs::read(world.path("bare.db"))? == fs::read(&to)?);
     let error = world.dormouse(&["restore", HOST, "--to", &to_text]).unwrap_err().to_string();
     ensure!(error.contains("exists already"), "{error}");
     let none = world.path("none.db").display().to_string();
