@@ -16,6 +16,8 @@ const PACKAGES: [(&str, &str); 6] = [
     ("systemd-analyze", "systemd"),
     ("dbus-daemon", "dbus"),
     ("ip", "iproute2"),
+    // A test looks for what is left running.
+    ("pgrep", "procps"),
 ];
 
 /// For benchmarks alone.

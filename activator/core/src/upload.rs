@@ -268,11 +268,22 @@ impl Uploader {
             UploadInput::SpoolFailed => self.on_spool_failed(now),
             UploadInput::Put(answer) => self.on_put(now, answer, out),
             UploadInput::Compared(standing) => self.on_compared(now, standing, out),
-            UploadInput::DeadlineSet(deadline) => self.deadline = deadline,
+            UploadInput::DeadlineSet(deadline) => self.on_deadline(now, deadline),
             UploadInput::Flush => self.gathers = false,
             UploadInput::Tick => (),
         }
         self.advance(now, out);
+    }
+
+    /// A renewal was answered: the store is there, and what waited for it goes at once. The pause
+    /// after another failure is as long as it would have been.
+    fn on_deadline(&mut self, now: Now, deadline: Option<Deadline>) {
+        self.deadline = deadline;
+        if let Phase::Waiting { until, .. } = &mut self.phase
+            && deadline.is_some_and(|deadline| !deadline.passed(now))
+        {
+            *until = (*until).min(now.mono);
+        }
     }
 
     fn on_spooled(&mut self, now: Now, file: Option<Spooled>) {

@@ -240,3 +240,21 @@ fn a_commit_of_a_held_host_does_not_wake_anyone() {
     assert_eq!(world.step(300, UploadInput::Committed), vec![]);
     assert_eq!(world.uploader.next_due(), None);
 }
+
+#[test]
+fn a_renewed_session_sends_what_waits_at_once_and_a_passed_one_does_not() {
+    let waiting = || {
+        let mut world = World::sending(Some(until(60_000)));
+        for ms in [10, 1_000, 4_000, 12_000] {
+            world.step(ms, UploadInput::Tick);
+            world.step(ms, UploadInput::Put(PutAnswer::Again));
+        }
+        world
+    };
+    let mut world = waiting();
+    assert_eq!(world.step(12_100, UploadInput::Tick), vec![], "it waits longer than that");
+    let out = world.step(12_100, UploadInput::DeadlineSet(Some(until(90_000))));
+    assert_eq!(out, vec![UploadOutput::Put(file(1))]);
+    let mut world = waiting();
+    assert_eq!(world.step(12_100, UploadInput::DeadlineSet(Some(until(12_000)))), vec![]);
+}
