@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::shell::{binaries, run};
 
 /// Programs of the system, and the Debian packages that have them.
-const PACKAGES: [(&str, &str); 6] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("cc", "gcc"),
     ("python3", "python3-venv"),
     ("strace", "strace"),
