@@ -33,7 +33,7 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
         async move { asked(&socket, method, &path, &body).await }
     };
     match command {
-        Command::Serve => unreachable_serve(),
+        Command::Serve | Command::Guard => unreachable_serve(),
         Command::Add { host, app } => {
             let body = serde_json::json!({ "app": app });
             say(&ask("POST", format!("/hosts/{}", name(&host)?), body).await?, json)
@@ -100,9 +100,9 @@ const fn target(from: &From) -> Target {
     }
 }
 
-/// `serve` is handled before: it has a runtime of its own.
+/// `serve` and `guard` are handled before: they are no commands to a running activator.
 fn unreachable_serve() -> anyhow::Result<ExitCode> {
-    bail!("serve was asked for twice")
+    bail!("serve or guard was asked for twice")
 }
 
 fn box_name(name: &str) -> anyhow::Result<()> {
@@ -177,6 +177,7 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     tell!("session      {} {}", status.session, status.session_detail);
     tell!("store        {}", status.store);
     tell!("instances    {}", status.containment);
+    tell!("guard        {}", status.guard);
     tell!("accounting   {}", status.accounting);
     tell!("proxies      {:?}", status.proxies);
     for host in &status.hosts {

@@ -10,7 +10,11 @@ use dormouse_link::config::Config;
 
 mod cli;
 mod cost;
+mod deadline;
+mod guard;
 mod http;
+mod kept;
+mod lock;
 mod restore;
 mod serve;
 
@@ -32,6 +36,8 @@ struct Arguments {
 enum Command {
     /// Run the activator.
     Serve,
+    /// Kill the instances at the session's deadline when the activator does not; a process of its own.
+    Guard,
     /// Serve a host by an app of the config.
     Add {
         /// The host's name.
@@ -185,6 +191,11 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     if matches!(arguments.command, Command::Serve) {
         log_to_stderr();
         serve::run(config)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if matches!(arguments.command, Command::Guard) {
+        log_to_stderr();
+        guard::run(&config)?;
         return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

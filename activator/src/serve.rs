@@ -14,13 +14,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use dormouse_core::{Identity, Settings, TakeoverMode};
-use dormouse_instances::{Containment, Nursery};
+use dormouse_instances::{Containment, Leaf, Nursery, settle_in_leaf};
 use dormouse_link::config::{Config, Span, Takeover, ThisBox};
 use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
 use dormouse_replica::watch::Watcher;
-use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::User;
 use tokio::sync::mpsc;
 
@@ -52,6 +51,7 @@ mod watched;
 pub(crate) use commands::{HostStatus, Status};
 pub(crate) use store::open_store;
 
+use crate::{deadline, guard, kept, lock};
 use driver::{Driver, Input};
 use edge::Edge;
 use history::History;
@@ -84,7 +84,8 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     };
     let paths = Paths::of(&config.this_box);
     paths.make().context("the box's directories")?;
-    let _lock = lock(&paths.data().join("lock"))?;
+    let _lock =
+        lock::take(&paths.data().join("lock"), "another activator runs on this state directory")?;
     let store = store::known(store_config, &paths.data().join("store-id")).await?;
     let settings = settings(&config, identity(&config, paths.data())?);
     let (journal, memory) = Journal::open(&paths.data().join("journal"))?;
@@ -92,9 +93,10 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         .context("the event log")?;
     let registry = Registry::open(&paths.data().join("registry.db"))?;
     if is_started_by_systemd() {
-        dormouse_instances::settle_in_leaf().context("a cgroup of our own")?;
+        settle_in_leaf(Leaf::Activator).context("a cgroup of our own")?;
     }
     let nursery = Nursery::open(paths.data()).context("containment of instances")?;
+    watch_by_time(config.session.takeover, paths.run())?;
     if let Containment::Scan(reason) = nursery.containment() {
         tracing::warn!(reason, "no cgroups: instances are held together by a scan of /proc");
     }
@@ -144,8 +146,25 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the mode of takeover asks of this machine before anything runs.
+fn watch_by_time(takeover: Takeover, run: &Path) -> anyhow::Result<()> {
+    match takeover {
+        // One of an earlier config would have the guard end everything.
+        Takeover::Manual => deadline::forget(run).context("the deadline of an earlier config"),
+        Takeover::Automatic => {
+            if !guard::runs(run) {
+                tracing::warn!(
+                    "no guard runs: an activator that hangs past its deadline leaves its instances \
+                     running; start `dormouse guard`, or dormouse-guard.service"
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
 /// Whether this very process is a service's: then the service's cgroup is ours.
-fn is_started_by_systemd() -> bool {
+pub(crate) fn is_started_by_systemd() -> bool {
     let pid = std::process::id().to_string();
     std::env::var("SYSTEMD_EXEC_PID").is_ok_and(|named| named == pid)
 }
@@ -171,23 +190,11 @@ fn set_mode(path: &Path, mode: u32) -> anyhow::Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// One activator a state directory.
-fn lock(path: &Path) -> anyhow::Result<Flock<File>> {
-    let file = File::create(path).with_context(|| path.display().to_string())?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
-        anyhow::anyhow!(
-            "{}: {errno}: another activator runs on this state directory; stop it first",
-            path.display()
-        )
-    })
-}
-
 fn identity(config: &Config, data: &Path) -> anyhow::Result<Identity> {
-    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot id")?;
     Ok(Identity {
         name: config.this_box.name.as_str().into(),
         id: box_id(&data.join("box-id"))?.as_str().into(),
-        boot_id: boot_id.trim().to_owned(),
+        boot_id: kept::boot_id().context("the boot id")?,
     })
 }
 

@@ -22,6 +22,8 @@ pub(crate) enum Soak {
     Kill,
     /// Two minutes without a store, under writes.
     Outage,
+    /// Activators that are suspended past their deadline.
+    Guard,
 }
 
 /// Which long repetition, and how long.
@@ -32,12 +34,12 @@ pub(crate) struct SoakArguments {
     /// `kill` on SeaweedFS instead of a directory.
     #[arg(long)]
     s3: bool,
-    /// Seed of `kill`.
+    /// Seed of `kill` and `guard`.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rounds of `kill`.
-    #[arg(long, default_value_t = 200)]
-    rounds: u32,
+    /// Rounds of `kill` (200 unless told otherwise) and `guard` (50).
+    #[arg(long)]
+    rounds: Option<u32>,
     /// Seeds of `sim`.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
@@ -53,9 +55,16 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<()> {
             let report = dormouse_e2e::kills::rounds(
                 &bin,
                 weed.as_deref(),
-                arguments.rounds,
+                arguments.rounds.unwrap_or(200),
                 arguments.seed,
             )?;
+            println!("soak: {report:?}");
+            Ok(())
+        }
+        Soak::Guard => {
+            let rounds = arguments.rounds.unwrap_or(50);
+            let bin = build("release")?;
+            let report = dormouse_e2e::suspended::rounds(&bin, rounds, arguments.seed)?;
             println!("soak: {report:?}");
             Ok(())
         }

@@ -9,8 +9,25 @@ use tokio::io::unix::AsyncFd;
 
 use crate::spawn::CgroupFds;
 
-/// The activator's own cgroup below its service's.
-const LEAF: &str = "activator";
+/// Which of our processes: its own cgroup below its service's is called so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// The activator's.
+    Activator,
+    /// The guard's.
+    Guard,
+}
+
+impl Leaf {
+    const ALL: [Self; 2] = [Self::Activator, Self::Guard];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Activator => "activator",
+            Self::Guard => "guard",
+        }
+    }
+}
 /// Where cgroup v2 is mounted: alone, or beside v1 (hybrid).
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
@@ -31,13 +48,14 @@ fn own_directory() -> io::Result<PathBuf> {
 
 /// Moves this process from its service's cgroup into a leaf below: a cgroup that has processes of its
 /// own can hand no controllers to those of the instances, which come beside the leaf.
-pub fn settle_in_leaf() -> io::Result<()> {
+pub fn settle_in_leaf(leaf: Leaf) -> io::Result<()> {
+    let name = leaf.name();
     // Without cgroup v2 there is nothing to move in.
     let Ok(own) = own_directory() else { return Ok(()) };
-    if own.ends_with(LEAF) {
+    if own.ends_with(name) {
         return Ok(());
     }
-    let leaf = own.join(LEAF);
+    let leaf = own.join(name);
     fs::create_dir_all(&leaf)?;
     fs::write(leaf.join("cgroup.procs"), "0")
 }
@@ -46,7 +64,9 @@ pub fn settle_in_leaf() -> io::Result<()> {
 pub(crate) fn home_directory() -> io::Result<PathBuf> {
     let own = own_directory()?;
     Ok(match own.parent() {
-        Some(parent) if own.ends_with(LEAF) => parent.to_owned(),
+        Some(parent) if Leaf::ALL.iter().any(|leaf| own.ends_with(leaf.name())) => {
+            parent.to_owned()
+        }
         Some(_) | None => own,
     })
 }
@@ -73,6 +93,27 @@ impl Cgroup {
     pub(crate) fn descriptors(&self) -> io::Result<CgroupFds> {
         let procs = OpenOptions::new().write(true).open(self.dir.join("cgroup.procs"))?;
         Ok(CgroupFds { dir: File::open(&self.dir)?, procs })
+    }
+
+    /// Its directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its `cgroup.events`: reports an exceptional condition (POLLPRI) when the cgroup becomes empty,
+    /// or is empty no more, since it was last read. None when the directory is gone.
+    pub(crate) fn events(&self) -> io::Result<Option<File>> {
+        match File::open(self.dir.join("cgroup.events")) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_removed(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Those directly below.
+    pub(crate) fn children(&self) -> Vec<Self> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).map(Self::at).collect()
     }
 
     /// Whether any process is in it or below.
@@ -107,10 +148,8 @@ impl Cgroup {
     /// Removes the empty directory.
     pub(crate) fn remove(&self) {
         // Below an instance there may be cgroups that it made itself.
-        if let Ok(children) = fs::read_dir(&self.dir) {
-            for child in children.flatten().filter(|c| c.path().is_dir()) {
-                Self::at(child.path()).remove();
-            }
+        for child in self.children() {
+            child.remove();
         }
         // A directory that stays is empty, and is found and removed at the next start.
         drop(fs::remove_dir(&self.dir));
@@ -118,11 +157,7 @@ impl Cgroup {
 
     /// Waits until no process is in it or below.
     pub(crate) async fn empty(&self) -> io::Result<()> {
-        let events = match File::open(self.dir.join("cgroup.events")) {
-            Ok(file) => file,
-            Err(error) if is_removed(&error) => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(events) = self.events()? else { return Ok(()) };
         // SAFETY: the file is owned by the `AsyncFd` and closed with it.
         let events = unsafe { AsyncFd::register_with_interest(events, Interest::PRIORITY) }?;
         loop {

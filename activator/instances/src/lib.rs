@@ -13,11 +13,13 @@ mod environment;
 mod health;
 mod instance;
 mod nursery;
+mod pen;
 mod processes;
 mod spawn;
 
-pub use cgroup::settle_in_leaf;
+pub use cgroup::{Leaf, settle_in_leaf};
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
 pub use instance::{Instance, LeaderId};
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};
+pub use pen::Pen;

@@ -5,11 +5,12 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, home_directory};
 use crate::instance::{Boundary, Instance, leaders};
+use crate::pen::{make, remembered};
 use crate::processes::{self, MARK};
 use crate::spawn::{CgroupFds, Prepared, spawn};
 
@@ -91,30 +92,14 @@ pub struct Nursery {
 }
 
 impl Nursery {
-    /// Finds out how instances can be held together. The cgroup directory is remembered in
-    /// `state_dir`, since a restarted activator may find itself in another cgroup; there, and not
-    /// with the sockets, since those may be gone while the instances are not.
+    /// Finds out how instances can be held together: where a guard, or an earlier activator, made
+    /// their cgroup, else below our own.
     pub fn open(state_dir: &Path) -> io::Result<Self> {
-        let memo = state_dir.join("cgroup");
-        if let Ok(remembered) = fs::read_to_string(&memo) {
-            let dir = PathBuf::from(remembered.trim());
-            if dir.join("cgroup.procs").exists() {
-                return Ok(Self { containment: Containment::Cgroup(dir) });
-            }
+        if let Some(remembered) = remembered(state_dir) {
+            let dir = remembered.dir().to_owned();
+            return Ok(Self { containment: Containment::Cgroup(dir) });
         }
-        let made = home_directory().and_then(|own| {
-            // One nursery a state directory, found again by it.
-            let meta = fs::metadata(state_dir)?;
-            let dir = own.join(format!("dormouse-instances.{:x}-{:x}", meta.dev(), meta.ino()));
-            let cgroup = Cgroup::create(dir.clone())?;
-            // A probe: both are needed for a proof.
-            cgroup.is_populated()?;
-            if !dir.join("cgroup.kill").exists() {
-                return Err(io::Error::other("cgroup.kill is missing: the kernel is before 5.14"));
-            }
-            fs::write(&memo, dir.display().to_string())?;
-            Ok(dir)
-        });
+        let made = make(state_dir).map(|cgroup| cgroup.dir().to_owned());
         let containment = match made {
             Ok(dir) => Containment::Cgroup(dir),
             Err(error) => {
@@ -142,12 +127,9 @@ impl Nursery {
     pub fn leftovers(&self) -> Vec<Leftover> {
         let mut found: BTreeMap<String, Boundary> = BTreeMap::new();
         if let Containment::Cgroup(base) = &self.containment {
-            for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-                let cgroup = Cgroup::at(entry.path());
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                if !entry.path().is_dir() {
-                    continue;
-                }
+            for cgroup in Cgroup::at(base.clone()).children() {
+                let name = cgroup.dir().file_name().and_then(|name| name.to_str());
+                let Some(name) = name.map(str::to_owned) else { continue };
                 if cgroup.is_populated().unwrap_or(true) {
                     found.insert(name, Boundary::Cgroup(cgroup));
                 } else {
@@ -204,9 +186,11 @@ impl Nursery {
         }
     }
 
-    /// Removes its cgroup directory; it is empty once all instances are gone.
+    /// Removes its cgroup directory, which is empty once all instances are gone; unless it is the
+    /// guard's, in another service's cgroup.
     pub fn close(&self) {
-        if let Containment::Cgroup(base) = &self.containment {
+        let Containment::Cgroup(base) = &self.containment else { return };
+        if home_directory().is_ok_and(|home| base.parent() == Some(&home)) {
             Cgroup::at(base.clone()).remove();
         }
     }

@@ -7,6 +7,8 @@ use dormouse_core::ids::{Run, Slot};
 use dormouse_instances::{Instance, Leftover};
 use dormouse_link::RunNumber;
 
+use crate::deadline;
+
 use super::driver::Driver;
 use super::held;
 use super::journal::Memory;
@@ -50,7 +52,7 @@ impl Driver {
         }
         stray(leftovers.into_values().flatten().collect());
         let boot_id = &self.parts.settings.identity.boot_id;
-        let deadline = held::deadline(self.parts.paths.data(), boot_id);
+        let deadline = deadline::kept(self.parts.paths.run(), boot_id);
         let memo = memory.session.map(|memo| SessionMemo { deadline, ..memo });
         self.step(Event::Boot { base, memo, hosts: seeds });
     }

@@ -23,6 +23,8 @@ use super::store::told;
 use dormouse_replica::clock;
 use dormouse_replica::put::Place;
 
+use crate::guard;
+
 /// Names below the store's prefix that are not hosts'.
 const RESERVED: [&str; 2] = ["sessions", "probe"];
 
@@ -113,6 +115,9 @@ pub(crate) struct Status {
     pub(crate) store: String,
     /// How instances are held together.
     pub(crate) containment: String,
+    /// Who ends them at the deadline when the activator does not.
+    #[serde(default)]
+    pub(crate) guard: String,
     /// Who counts activity.
     pub(crate) accounting: String,
     /// Proxies that count in this table.
@@ -429,11 +434,13 @@ impl Driver {
 
     fn status(&self) -> Status {
         let (session, session_detail) = self.core.session(clock::system_now());
+        let config = &self.parts.config;
         Status {
-            name: self.parts.config.this_box.name.clone(),
+            name: config.this_box.name.clone(),
             session: session.to_owned(),
             session_detail,
             store: told(&self.parts.store, &self.parts.records),
+            guard: guard::told(self.parts.paths.run(), config.session.takeover).to_owned(),
             containment: match self.parts.nursery.containment() {
                 Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
                 Containment::Scan(reason) => format!("scan of /proc ({reason})"),

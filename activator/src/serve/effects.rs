@@ -8,6 +8,8 @@ use dormouse_core::time::{Deadline, MILLI_NS, Wall};
 use dormouse_instances::Instance;
 use dormouse_link::{Refusal, RunNumber};
 
+use crate::deadline;
+
 use super::ask;
 use super::commands::Reply;
 use super::driver::{Driver, Hosted, OVER};
@@ -76,8 +78,8 @@ impl Driver {
                 realtime_ns: deadline.wall.0.saturating_mul(MILLI_NS),
             });
             let boot_id = &self.parts.settings.identity.boot_id;
-            if let Err(error) = held::keep_deadline(self.parts.paths.data(), boot_id, deadline) {
-                tracing::warn!(%error, "a restart will stop what runs: the deadline was not kept");
+            if let Err(error) = deadline::keep(self.parts.paths.run(), boot_id, deadline) {
+                tracing::error!(%error, "the guard will stop what runs: the deadline was not kept");
             }
         }
         self.deadline.send_replace(deadline);

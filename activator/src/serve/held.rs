@@ -1,18 +1,18 @@
 //! What an activator that comes after this one needs, to take over what serves: each run's lease and
-//! first process, and until when the session counts.
+//! first process.
 //!
 //! Written without fsync: it is of use only while the machine is up, which the boot id proves. Beside
 //! the position and not in the run directory, where an app can make files.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use dormouse_core::event::Held;
 use dormouse_core::ids::{ETag, Run};
-use dormouse_core::time::Deadline;
 use dormouse_instances::LeaderId;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::kept::{read, write};
 
 const VERSION: u32 = 1;
 
@@ -30,20 +30,8 @@ struct HeldFile {
     etag: String,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DeadlineFile {
-    version: u32,
-    boot_id: String,
-    deadline: Deadline,
-}
-
 fn held_path(state_dir: &Path) -> PathBuf {
     state_dir.join("held.json")
-}
-
-fn deadline_path(data: &Path) -> PathBuf {
-    data.join("deadline.json")
 }
 
 /// Keeps the lease of a run that serves.
@@ -75,28 +63,6 @@ pub(crate) fn of(state_dir: &Path, boot_id: &str, run: Run) -> Option<(Held, Lea
     is_it.then(|| (Held { record: file.record.into_bytes(), etag: ETag(file.etag) }, leader))
 }
 
-/// Keeps the session's deadline.
-pub(crate) fn keep_deadline(data: &Path, boot_id: &str, deadline: Deadline) -> io::Result<()> {
-    let file = DeadlineFile { version: VERSION, boot_id: boot_id.to_owned(), deadline };
-    write(&deadline_path(data), &file)
-}
-
-/// The session's deadline, if it was told since the machine came up.
-pub(crate) fn deadline(data: &Path, boot_id: &str) -> Option<Deadline> {
-    let file: DeadlineFile = read(&deadline_path(data))?;
-    (file.version == VERSION && file.boot_id == boot_id).then_some(file.deadline)
-}
-
-fn write(path: &Path, file: &impl Serialize) -> io::Result<()> {
-    let fresh = path.with_extension("json.tmp");
-    fs::write(&fresh, serde_json::to_vec(file).map_err(io::Error::other)?)?;
-    fs::rename(fresh, path)
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,17 +76,7 @@ mod tests {
         assert_eq!(of(dir.path(), "boot", Run(7)), Some((held, leader)));
         assert_eq!(of(dir.path(), "boot", Run(8)), None);
         assert_eq!(of(dir.path(), "another boot", Run(7)), None);
-        fs::write(held_path(dir.path()), "torn").unwrap();
+        std::fs::write(held_path(dir.path()), "torn").unwrap();
         assert_eq!(of(dir.path(), "boot", Run(7)), None);
-    }
-
-    #[test]
-    fn a_deadline_is_of_one_boot() {
-        let dir = tempfile::tempdir().unwrap();
-        let deadline =
-            Deadline::after(dormouse_core::time::Now::default(), dormouse_core::time::Nanos(5));
-        keep_deadline(dir.path(), "boot", deadline).unwrap();
-        assert_eq!(super::deadline(dir.path(), "boot"), Some(deadline));
-        assert_eq!(super::deadline(dir.path(), "another boot"), None);
     }
 }

@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::client;
+use crate::dice::Dice;
 use crate::wait::until;
 use crate::world::{PATIENCE, Plan, World};
 
@@ -61,20 +62,6 @@ fn lock(book: &Rows) -> std::sync::MutexGuard<'_, Vec<Row>> {
     book.rows.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Small and repeatable (splitmix64).
-#[derive(Debug)]
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
-    }
-}
-
 /// Runs that many rounds, on a directory, or on the SeaweedFS of `weed`.
 pub fn rounds(bin: &Path, weed: Option<&Path>, rounds: u32, seed: u64) -> Result<Report> {
     let config =
@@ -89,7 +76,7 @@ pub fn rounds(bin: &Path, weed: Option<&Path>, rounds: u32, seed: u64) -> Result
     };
     let mut world = World::started(bin, &Plan { config, store_section, ..Plan::default() })?;
     world.add(HOST, "guestbook")?;
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let rows: Rows = Arc::default();
     let mut report = Report::default();
     for round in 0..rounds {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 pub mod client;
+pub mod dice;
 pub mod edge;
 pub mod edge_backend;
 pub mod edge_cases;
@@ -13,6 +14,7 @@ pub mod kills;
 pub mod load;
 pub mod outage;
 pub mod package;
+pub mod suspended;
 pub mod wait;
 pub mod world;
 

@@ -9,11 +9,21 @@ use anyhow::{Context, Result, bail};
 
 /// Files of the package: where from, where to, mode. `bin:` lies among the programs, the rest in the
 /// workspace.
-const FILES: [(&str, &str, u32); 18] = [
+const FILES: [(&str, &str, u32); 20] = [
     ("bin:dormouse", "usr/bin/dormouse", 0o755),
     ("bin:dormouse-proxy", "usr/bin/dormouse-proxy", 0o755),
     ("bin:guestbook", "usr/lib/dormouse/guestbook", 0o755),
     ("deploy/systemd/dormouse.service", "usr/lib/systemd/system/dormouse.service", 0o644),
+    (
+        "deploy/systemd/dormouse-guard.service",
+        "usr/lib/systemd/system/dormouse-guard.service",
+        0o644,
+    ),
+    (
+        "deploy/systemd/dormouse-instances.slice",
+        "usr/lib/systemd/system/dormouse-instances.slice",
+        0o644,
+    ),
     (
         "deploy/systemd/dormouse-proxy.service",
         "usr/lib/systemd/system/dormouse-proxy.service",

@@ -58,6 +58,7 @@ pub struct World {
     bin: PathBuf,
     activator: Option<Child>,
     proxy: Option<Child>,
+    guard: Option<Child>,
     address: SocketAddr,
     engine: String,
 }
@@ -89,7 +90,15 @@ impl World {
         );
         fs::write(dir.path().join("dormouse.toml"), config)?;
         let engine = plan.engine.clone();
-        Ok(Self { dir, bin: bin.to_owned(), activator: None, proxy: None, address, engine })
+        Ok(Self {
+            dir,
+            bin: bin.to_owned(),
+            activator: None,
+            proxy: None,
+            guard: None,
+            address,
+            engine,
+        })
     }
 
     /// A box with activator and proxy running.
@@ -190,6 +199,24 @@ impl World {
         Ok(())
     }
 
+    /// Starts the guard and waits until it holds the cgroup of the instances.
+    pub fn start_guard(&mut self) -> Result<()> {
+        self.guard = Some(self.spawn("dormouse", &["guard"], "guard.log")?);
+        until(PATIENCE, "the guard is up", || {
+            if let Some(child) = &mut self.guard
+                && let Some(status) = child.try_wait()?
+            {
+                bail!("the guard ended: {status}\n{}", self.log("guard.log")?);
+            }
+            Ok(self.log("guard.log")?.contains("instances are held here"))
+        })
+    }
+
+    /// Ends the guard by a signal and waits for it.
+    pub fn end_guard(&mut self, signal: Signal) -> Result<()> {
+        end(self.guard.take(), signal)
+    }
+
     /// Starts the proxy and waits until it listens and is linked.
     pub fn start_proxy(&mut self) -> Result<()> {
         let engine = self.engine.clone();
@@ -203,6 +230,18 @@ impl World {
     /// The activator's process.
     pub fn activator_pid(&self) -> Result<Pid> {
         pid(self.activator.as_ref().context("no activator runs")?)
+    }
+
+    /// The guard's process.
+    pub fn guard_pid(&self) -> Result<Pid> {
+        pid(self.guard.as_ref().context("no guard runs")?)
+    }
+
+    /// Whether any instance runs, by the cgroup that holds all of them.
+    pub fn has_instances(&self) -> Result<bool> {
+        let held = fs::read_to_string(self.path("data/cgroup"))?;
+        let events = fs::read_to_string(Path::new(held.trim()).join("cgroup.events"))?;
+        Ok(events.lines().any(|line| line == "populated 1"))
     }
 
     /// The proxy's process.
@@ -347,6 +386,7 @@ impl World {
         self.end_proxy(Signal::SIGTERM)?;
         let ended = self.end_activator(Signal::SIGTERM);
         ended.with_context(|| self.log("activator.log").unwrap_or_default())?;
+        self.end_guard(Signal::SIGTERM)?;
         let left = self.left_running();
         ensure!(left.is_empty(), "left running: {left:?}");
         Ok(())
@@ -375,7 +415,8 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // A failed test: nothing that it started may stay.
-        for child in [self.activator.take(), self.proxy.take()].into_iter().flatten() {
+        let ours = [self.activator.take(), self.proxy.take(), self.guard.take()];
+        for child in ours.into_iter().flatten() {
             end(Some(child), Signal::SIGKILL).ok();
         }
         for pid in self.left_running() {
