@@ -17,7 +17,7 @@ mod stores;
 mod wake;
 
 /// Their names begin with that of their benchmark; what `--only` is held against.
-const CASES: [&str; 12] = [
+const CASES: [&str; 13] = [
     "edge/c64/512B",
     "edge/c1/512B",
     "edge/c64/64KiB",
@@ -30,6 +30,7 @@ const CASES: [&str; 12] = [
     "restore/200MB/dir",
     "restore/200MB/s3",
     "wake/dir",
+    "wake/frozen",
 ];
 
 /// Which benchmarks, and where the rows go.

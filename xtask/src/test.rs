@@ -24,6 +24,8 @@ pub(crate) enum Soak {
     Outage,
     /// Activators that are suspended past their deadline.
     Guard,
+    /// Stops of an app that ignores them.
+    Stop,
 }
 
 /// Which long repetition, and how long.
@@ -37,7 +39,7 @@ pub(crate) struct SoakArguments {
     /// Seed of `kill` and `guard`.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rounds of `kill` (200 unless told otherwise) and `guard` (50).
+    /// Rounds: 200 of `kill`, 100 of `stop`, 50 of `guard`, unless told otherwise.
     #[arg(long)]
     rounds: Option<u32>,
     /// Seeds of `sim`.
@@ -58,6 +60,12 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<()> {
                 arguments.rounds.unwrap_or(200),
                 arguments.seed,
             )?;
+            println!("soak: {report:?}");
+            Ok(())
+        }
+        Soak::Stop => {
+            let rounds = arguments.rounds.unwrap_or(100);
+            let report = dormouse_e2e::stubborn::rounds(&build("release")?, rounds)?;
             println!("soak: {report:?}");
             Ok(())
         }

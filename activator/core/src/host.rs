@@ -122,6 +122,10 @@ pub(crate) enum StopStep {
     Taking {
         since: Mono,
     },
+    /// Idle stops only: the question of the next due time, before it is frozen and cannot answer.
+    AskingAwake {
+        until: Mono,
+    },
     Asking {
         until: Mono,
     },

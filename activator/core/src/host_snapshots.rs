@@ -64,6 +64,7 @@ fn the_table_has_every_state() {
         "Frozen",
         "Thawing",
         "Stopping.Taking",
+        "Stopping.AskingAwake",
         "Stopping.Asking",
         "Stopping.Terminating",
         "Stopping.Killing",

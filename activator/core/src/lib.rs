@@ -324,11 +324,9 @@ impl Core {
     }
 
     fn wants_due_wake(&self, slot: Slot) -> bool {
+        let rests = |state: &State| matches!(state, State::Asleep | State::Frozen { .. });
         self.shared.mode == Mode::Staying
-            && self
-                .hosts
-                .get(&slot)
-                .is_some_and(|host| !host.removed && matches!(host.state, State::Asleep))
+            && self.hosts.get(&slot).is_some_and(|host| !host.removed && rests(&host.state))
     }
 
     fn judge_idle(&mut self, now: Now, sample: &Sample, fx: &mut Vec<Effect>) {

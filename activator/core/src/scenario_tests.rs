@@ -330,6 +330,40 @@ fn a_request_while_the_host_is_being_frozen_thaws_it() {
 }
 
 #[test]
+fn a_host_is_asked_for_its_due_time_before_it_is_frozen_and_thawed_by_it() {
+    let mut rig = Rig::new(Some(Nanos::from_secs(3600)));
+    request(&mut rig);
+    rig.until("Stopping.AskingAwake");
+    let due = rig.now.wall + Nanos::from_secs(600);
+    rig.answer(Answer::Due(Ok(Some(due))));
+    rig.until("Frozen");
+    // In the middle of the frost.
+    rig.until("Thawing");
+    assert!(rig.now.wall >= due && rig.now.wall < due + Nanos::from_secs(60));
+    rig.until("Awake");
+}
+
+#[test]
+fn a_request_during_the_question_before_the_frost_finds_it_awake() {
+    let mut rig = Rig::new(Some(Nanos::from_secs(3600)));
+    request(&mut rig);
+    rig.until("Stopping.AskingAwake");
+    request(&mut rig);
+    rig.answer(Answer::Due(Ok(None)));
+    assert_eq!(rig.label(), "Awake");
+}
+
+#[test]
+fn an_instance_that_dies_during_the_question_before_the_frost_is_stopped() {
+    let mut rig = Rig::new(Some(Nanos::from_secs(3600)));
+    request(&mut rig);
+    rig.until("Stopping.AskingAwake");
+    let run = rig.core.host(SLOT).and_then(|view| view.run).expect("it runs");
+    rig.step(Event::Died(SLOT, run));
+    assert_eq!(rig.label(), "Stopping.Terminating");
+}
+
+#[test]
 fn a_host_whose_upload_is_on_its_way_is_not_released() {
     let mut rig = Rig::new(None);
     rig.copy(1, 0, false);

@@ -378,7 +378,7 @@ impl Driver {
         self.parts.edge.add_route(edge_slot(slot), edge_route);
         let policy = Policy {
             idle: Nanos(self.parts.config.idle_of(&app).as_nanos()),
-            frozen: None,
+            frozen: app.freeze.map(|span| Nanos(span.as_nanos())),
             asks_due: app.next_due.is_some(),
         };
         let replica = HostReplica::new(

@@ -237,7 +237,11 @@ impl Driver {
             slot,
             in_flight: activity.in_flight,
             last_active: Mono(activity.last_ns),
-            stalled: self.hosted(slot).is_some_and(|hosted| hosted.replica.watched.is_stalled()),
+            stalled: self.hosted(slot).is_some_and(|hosted| {
+                let watched = &hosted.replica.watched;
+                // Frozen, it may hold a lock of its database: everything is in the store before.
+                watched.is_stalled() || hosted.app.freeze.is_some() && watched.is_behind()
+            }),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Effects carried out: what is quick at once, the rest in tasks that come back as answers.
 
 use dormouse_core::TakeoverMode;
-use dormouse_core::effect::{Effect, Failure, Reason, Word};
+use dormouse_core::effect::{Effect, Entry, Failure, Reason, Word};
 use dormouse_core::event::{Answer, Event, Held, Ticket};
 use dormouse_core::ids::{Run, Slot};
 use dormouse_core::time::{Deadline, MILLI_NS, Wall};
@@ -20,7 +20,10 @@ use dormouse_replica::clock;
 impl Driver {
     pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Journal(entry) => self.journal(&entry),
+            Effect::Journal(entry) => {
+                self.journal(&entry);
+                note_release(&entry);
+            }
             Effect::Put(ticket, key, body, expect) => self.put_record(ticket, key, body, expect),
             Effect::Get(ticket, key) => {
                 let records = self.parts.records.clone();
@@ -161,9 +164,11 @@ impl Driver {
 
     /// SIGTERM or SIGKILL; answered when nothing of the instance is left.
     fn end_instance(&self, ticket: Ticket, slot: Slot, kill: bool) {
-        let Some(instance) = self.hosted(slot).and_then(|hosted| hosted.instance.clone()) else {
+        let hosted = self.hosted(slot);
+        let Some(instance) = hosted.and_then(|hosted| hosted.instance.clone()) else {
             return self.answer_later(ticket, async { Answer::Empty });
         };
+        let host = hosted.map(|hosted| hosted.host.clone()).unwrap_or_default();
         if kill {
             if let Err(error) = instance.kill() {
                 tracing::error!(%error, "an instance cannot be killed");
@@ -175,6 +180,7 @@ impl Driver {
         tokio::spawn(async move {
             match instance.gone().await {
                 Ok(()) => {
+                    tracing::info!(host, "nothing of the instance is left");
                     let event = Event::Answer(ticket, Answer::Empty);
                     inputs.send(super::driver::Input::Event(event)).ok();
                 }
@@ -263,6 +269,14 @@ impl Driver {
 /// The same number, as the link has it.
 pub(crate) const fn edge_slot(slot: Slot) -> dormouse_link::Slot {
     dormouse_link::Slot(slot.0)
+}
+
+fn note_release(entry: &Entry) {
+    match entry {
+        Entry::Releasing { host, .. } => tracing::info!(host = host.0, "releasing the lease"),
+        Entry::Settled { host } => tracing::info!(host = host.0, "the release is definite"),
+        Entry::Session { .. } => {}
+    }
 }
 
 fn refusal(reason: Reason) -> Refusal {

@@ -63,6 +63,11 @@ impl Watched {
         })
     }
 
+    /// Commits that are not durable yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.peek().is_some_and(|status| status.behind_since.is_some())
+    }
+
     /// What the last sleep found wrong with the replica.
     pub(crate) fn fault(&self) -> Option<String> {
         self.seen().fault.clone()

@@ -401,6 +401,8 @@ pub struct App {
     pub replication: Replication,
     /// Idle time of this app's hosts; absent: `[sleep] idle`.
     pub idle: Option<Span>,
+    /// An idle instance is frozen, and stopped after so long; absent: it is stopped at once.
+    pub freeze: Option<Span>,
     /// Environment beside the fixed allow-list.
     #[serde(default)]
     pub env: BTreeMap<String, String>,

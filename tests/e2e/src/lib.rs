@@ -14,6 +14,7 @@ pub mod kills;
 pub mod load;
 pub mod outage;
 pub mod package;
+pub mod stubborn;
 pub mod suspended;
 pub mod wait;
 pub mod world;

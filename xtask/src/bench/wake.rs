@@ -16,28 +16,75 @@ use dormouse_core::event::{Answer, Event, Line};
 use dormouse_e2e::world::{Plan, World};
 use dormouse_instances::{Nursery, Start, environment_of};
 
-use super::{Row, quantile};
+use super::{Bench, Row, quantile};
 use crate::shell::build;
 
 const CASE: &str = "wake/dir";
+const FROZEN: &str = "wake/frozen";
 const HOST: &str = "bench.test";
 /// Wakes a round; rounds alternate with the peer's.
 const WAKES: usize = 10;
 const ROUNDS: usize = 9;
-const ROUNDS_QUICK: usize = 5;
 
-/// `wake/dir`: a directory store on a disk, an owned host with a current copy.
-pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
+pub(crate) fn run(bench: &Bench) -> Result<Vec<Row>> {
     let bin = build("release")?;
-    let config = format!("next_due = \"1s\"\n{}", World::guestbook(&bin, "fd"));
+    let mut rows = Vec::new();
+    if bench.wants(CASE) {
+        rows.extend(dir(&bin, bench)?);
+    }
+    if bench.wants(FROZEN) {
+        rows.extend(frozen(&bin, bench)?);
+    }
+    Ok(rows)
+}
+
+fn row(case: &str, metric: &str, ours: f64, theirs: Option<f64>) -> Row {
+    Row {
+        case: case.to_owned(),
+        metric: metric.to_owned(),
+        unit: "ms",
+        ours,
+        peer: theirs.map(|theirs| ("bare-start", theirs)),
+    }
+}
+
+const QUANTILES: [(&str, f64); 2] = [("p50", 0.5), ("p99", 0.99)];
+
+/// A host whose instance is frozen when the request comes, beside the bare start of the same app.
+fn frozen(bin: &Path, bench: &Bench) -> Result<Vec<Row>> {
+    let config = format!("{}freeze = \"1h\"\n", World::guestbook(bin, "fd"));
+    let plan = Plan { config, idle: "100ms".to_owned(), ..Plan::default() };
+    let world = World::started(bin, &plan)?;
+    world.add(HOST, "guestbook")?;
+    world.sign(HOST, "one")?;
+    let bare = Bare::new(bin)?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds(ROUNDS) * WAKES {
+        world.wait_state(HOST, "frozen")?;
+        ours.push(first_byte(&world)?);
+        theirs.push(bare.first_byte()?);
+    }
+    let thaws = world.metrics()?.get("dormouse_wakes_total").copied();
+    ensure!(thaws == Some(1.0), "it was started more than once: {thaws:?}");
+    world.stop()?;
+    let rows = QUANTILES.map(|(name, share)| {
+        let (mine, other) = (quantile(&ours, share), quantile(&theirs, share));
+        row(FROZEN, &format!("first_byte_ms_{name}"), mine, Some(other))
+    });
+    Ok(rows.into())
+}
+
+/// A directory store on a disk, an owned host with a current copy.
+fn dir(bin: &Path, bench: &Bench) -> Result<Vec<Row>> {
+    let config = format!("next_due = \"1s\"\n{}", World::guestbook(bin, "fd"));
     let plan = Plan { config, ..Plan::default() };
-    let world = World::started(&bin, &plan)?;
+    let world = World::started(bin, &plan)?;
     world.add(HOST, "guestbook")?;
     world.sign(HOST, "one")?;
     sleep(&world)?;
-    let bare = Bare::new(&bin)?;
+    let bare = Bare::new(bin)?;
     let (mut ours, mut theirs, mut over) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..if quick { ROUNDS_QUICK } else { ROUNDS } {
+    for _ in 0..bench.rounds(ROUNDS) {
         for _ in 0..WAKES {
             let woken = first_byte(&world)?;
             sleep(&world)?;
@@ -49,21 +96,14 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Row>> {
     }
     let phases = phases(&world.path("data/events.log"))?;
     world.stop()?;
-    let row = |metric: &str, ours, theirs: Option<f64>| Row {
-        case: CASE.to_owned(),
-        metric: metric.to_owned(),
-        unit: "ms",
-        ours,
-        peer: theirs.map(|theirs| ("bare-start", theirs)),
-    };
     let mut rows = Vec::new();
-    for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+    for (name, share) in QUANTILES {
         let (mine, other) = (quantile(&ours, share), quantile(&theirs, share));
-        rows.push(row(&format!("first_byte_ms_{name}"), mine, Some(other)));
-        rows.push(row(&format!("over_bare_ms_{name}"), quantile(&over, share), None));
+        rows.push(row(CASE, &format!("first_byte_ms_{name}"), mine, Some(other)));
+        rows.push(row(CASE, &format!("over_bare_ms_{name}"), quantile(&over, share), None));
     }
     for (phase, samples) in phases {
-        rows.push(row(&format!("phase_{phase}_ms_p50"), quantile(&samples, 0.5), None));
+        rows.push(row(CASE, &format!("phase_{phase}_ms_p50"), quantile(&samples, 0.5), None));
     }
     Ok(rows)
 }

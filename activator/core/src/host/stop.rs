@@ -1,12 +1,13 @@
 //! The sleep: question, SIGTERM, SIGKILL, proof, final sync; and the fenced order.
 
+use alloc::string::String;
 use core::mem;
 
 use super::{Context, HostEntry, Lease, RETRY_AFTER, State, StopStep, Then, Tip, Why};
 use crate::effect::{Effect, Reason, Word};
 use crate::event::{Answer, Saved};
 use crate::ids::{Run, Txid};
-use crate::time::Mono;
+use crate::time::{Mono, Wall};
 
 impl HostEntry {
     /// Stops what may be running, by the polite order. The word comes first.
@@ -34,11 +35,48 @@ impl HostEntry {
     }
 
     fn ask_due(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
+        let until = self.put_due_question(ctx);
+        self.state = State::Stopping { run, why, then, step: StopStep::Asking { until } };
+    }
+
+    fn put_due_question(&mut self, ctx: &mut Context<'_>) -> Mono {
         let ticket = self.ticket();
         ctx.fx.push(Effect::AskDue(ticket, self.slot));
         // The driver answers within its own bound; this one only guards against none at all.
-        let until = ctx.now.mono + ctx.shared.settings.grace;
-        self.state = State::Stopping { run, why, then, step: StopStep::Asking { until } };
+        ctx.now.mono + ctx.shared.settings.grace
+    }
+
+    /// Idle, and to be frozen: what is due meanwhile thaws it, so it is asked before.
+    fn rest_warm(&mut self, run: Run, then: Then, ctx: &mut Context<'_>) {
+        if !self.policy.asks_due {
+            return self.freeze(run, ctx);
+        }
+        let until = self.put_due_question(ctx);
+        let step = StopStep::AskingAwake { until };
+        self.state = State::Stopping { run: Some(run), why: Why::Idle, then, step };
+    }
+
+    /// The question before the frost is answered, or will not be.
+    fn asked_awake(&mut self, run: Option<Run>, then: Then, ctx: &mut Context<'_>) {
+        let Some(run) = run else { return };
+        match then {
+            Then::Sleep => self.freeze(run, ctx),
+            Then::WakeAgain => {
+                // Asked for while the word said stopping: it never stopped.
+                ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
+                self.state = State::Awake { run, since: ctx.now.mono };
+            }
+        }
+    }
+
+    fn note_due(&mut self, due: &Result<Option<Wall>, String>, ctx: &mut Context<'_>) {
+        match due {
+            Ok(due) => {
+                self.due = *due;
+                ctx.fx.push(Effect::RecordDue(self.slot, *due));
+            }
+            Err(_) => ctx.shared.counters.add("due_questions_failed"),
+        }
     }
 
     fn terminate(&mut self, run: Option<Run>, why: Why, then: Then, ctx: &mut Context<'_>) {
@@ -85,9 +123,11 @@ impl HostEntry {
             }
             State::Leasing { .. } | State::Restoring { .. } => self.call_off(ctx),
             // The idle stop may still be taken back; this one may not.
-            State::Stopping { run, step: StopStep::Taking { .. }, .. } => {
-                self.stop(run, why, Then::Sleep, ctx);
-            }
+            State::Stopping {
+                run,
+                step: StopStep::Taking { .. } | StopStep::AskingAwake { .. },
+                ..
+            } => self.stop(run, why, Then::Sleep, ctx),
             State::Stopping { run, why, step, .. } => {
                 self.state = State::Stopping { run, why, then: Then::Sleep, step };
             }
@@ -132,9 +172,12 @@ impl HostEntry {
             }
             State::Attaching { run, .. } if run == died => self.fail_early(ctx),
             // No answer of the table may make it awake again.
-            State::Stopping { run: Some(run), then, step: StopStep::Taking { .. }, .. }
-                if run == died =>
-            {
+            State::Stopping {
+                run: Some(run),
+                then,
+                step: StopStep::Taking { .. } | StopStep::AskingAwake { .. },
+                ..
+            } if run == died => {
                 self.note_death(ctx);
                 self.stop(Some(run), Why::Died, then, ctx);
             }
@@ -186,17 +229,15 @@ impl HostEntry {
                     ctx.fx.push(Effect::Publish(self.slot, Word::Awake(run)));
                     self.state = State::Awake { run, since: ctx.now.mono };
                 }
-                Some(run) if self.policy.frozen.is_some() => self.freeze(run, ctx),
+                Some(run) if self.policy.frozen.is_some() => self.rest_warm(run, then, ctx),
                 Some(_) | None => self.stop(run, why, then, ctx),
             },
+            (StopStep::AskingAwake { .. }, Answer::Due(due)) => {
+                self.note_due(&due, ctx);
+                self.asked_awake(run, then, ctx);
+            }
             (StopStep::Asking { .. }, Answer::Due(due)) => {
-                match due {
-                    Ok(due) => {
-                        self.due = due;
-                        ctx.fx.push(Effect::RecordDue(self.slot, due));
-                    }
-                    Err(_) => ctx.shared.counters.add("due_questions_failed"),
-                }
+                self.note_due(&due, ctx);
                 self.terminate(run, why, then, ctx);
             }
             (StopStep::Terminating { .. } | StopStep::Killing { .. }, Answer::Empty) => {
@@ -215,6 +256,9 @@ impl HostEntry {
         ctx: &mut Context<'_>,
     ) {
         match step {
+            StopStep::AskingAwake { until } if until <= ctx.now.mono => {
+                self.asked_awake(run, then, ctx);
+            }
             StopStep::Asking { until } if until <= ctx.now.mono => {
                 self.terminate(run, why, then, ctx);
             }
@@ -226,6 +270,7 @@ impl HostEntry {
                 self.unproven(why, then, false, ctx);
             }
             step @ (StopStep::Taking { .. }
+            | StopStep::AskingAwake { .. }
             | StopStep::Asking { .. }
             | StopStep::Terminating { .. }
             | StopStep::Killing { .. }) => self.state = State::Stopping { run, why, then, step },

@@ -157,7 +157,8 @@ impl HostEntry {
             State::Frozen { since, .. } => Some(self.frozen_until(*since)),
             State::Stopping { step, .. } => match step {
                 StopStep::Taking { .. } => None,
-                StopStep::Asking { until }
+                StopStep::AskingAwake { until }
+                | StopStep::Asking { until }
                 | StopStep::Terminating { until }
                 | StopStep::Killing { until } => Some(*until),
             },

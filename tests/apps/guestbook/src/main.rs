@@ -34,6 +34,9 @@ struct Arguments {
     /// Go on after SIGTERM, as a stubborn app would.
     #[arg(long)]
     ignore_sigterm: bool,
+    /// Start a child that detaches itself and ignores SIGTERM, too.
+    #[arg(long)]
+    detach: bool,
 }
 
 /// What all requests share.
@@ -46,6 +49,11 @@ async fn main() -> anyhow::Result<()> {
         .with_context(|| format!("database {}", arguments.db.display()))?;
     if arguments.start_ms > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(arguments.start_ms)).await;
+    }
+    if arguments.detach {
+        // Its parent ends at once: nobody waits for it, and its session is its own.
+        let child = "trap '' TERM; setsid sh -c 'while :; do sleep 1000; done' &";
+        std::process::Command::new("sh").args(["-c", child]).status().context("a child")?;
     }
     let listener = listener(&arguments.socket)?;
     let app = page::routes().merge(streams::routes()).with_state(Arc::new(Mutex::new(book)));
