@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "edge" => edge::run(arguments.quick)?,
             "replicate" => replicate::run(&bench)?,
             "restore" => restore::run(&bench)?,
-            "wake" => wake::run(arguments.quick)?,
+            "wake" => wake::run(&bench)?,
             _ => bail!("no benchmark {name:?}; allowed: wake, edge, replicate, restore"),
         });
     }

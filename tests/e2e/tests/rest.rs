@@ -58,8 +58,8 @@ fn a_frozen_host_is_thawed_when_it_is_due_and_stopped_when_the_box_is() -> Resul
     };
     let first = wakes()?;
     // Set while it is awake, asked for before it is frozen again.
-    let soon = serde_json::json!({ "due": unix_seconds()? + 2 });
-    ensure!(world.post(HOST, "/api/next-due", &soon)?.status < 300);
+    let soon = format!("/api/next-due?at={}", unix_seconds()? + 2);
+    ensure!(world.post(HOST, &soon, &serde_json::Value::Null)?.status == 204);
     world.wait_state(HOST, "frozen")?;
     until(PATIENCE, "what is due thaws it", || Ok(wakes()? > first))?;
     world.wait_state(HOST, "frozen")?;
