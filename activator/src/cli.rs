@@ -33,7 +33,7 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
         async move { asked(&socket, method, &path, &body).await }
     };
     match command {
-        Command::Serve | Command::Guard => unreachable_serve(),
+        Command::Serve | Command::Guard { .. } => unreachable_serve(),
         Command::Add { host, app } => {
             let body = serde_json::json!({ "app": app });
             say(&ask("POST", format!("/hosts/{}", name(&host)?), body).await?, json)
@@ -177,6 +177,7 @@ fn show(status: &Status, json: bool) -> anyhow::Result<ExitCode> {
     tell!("session      {} {}", status.session, status.session_detail);
     tell!("store        {}", status.store);
     tell!("instances    {}", status.containment);
+    tell!("apart        {}", status.isolation);
     tell!("guard        {}", status.guard);
     tell!("accounting   {}", status.accounting);
     tell!("proxies      {:?}", status.proxies);

@@ -30,6 +30,15 @@ pub(crate) const LOCK: &str = "guard.lock";
 /// Between two kills of what does not die.
 const AGAIN_MS: u8 = 20;
 
+/// After its end, before systemd starts it again: nobody enforces the instances' limits until it runs.
+pub(crate) fn let_go(config: &Config) -> anyhow::Result<()> {
+    let data = Paths::of(&config.this_box).data().to_owned();
+    match Pen::of(&data) {
+        Some(pen) => pen.let_go(&data).context("the instances' limits"),
+        None => Ok(()),
+    }
+}
+
 /// Runs until a signal ends it, which leaves everything running.
 pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let paths = Paths::of(&config.this_box);

@@ -37,7 +37,12 @@ enum Command {
     /// Run the activator.
     Serve,
     /// Kill the instances at the session's deadline when the activator does not; a process of its own.
-    Guard,
+    Guard {
+        /// Only free the cgroup for the next start, after the guard has ended (`ExecStopPost=`): until then
+        /// the limits of instances are not enforced.
+        #[arg(long)]
+        let_go: bool,
+    },
     /// Serve a host by an app of the config.
     Add {
         /// The host's name.
@@ -193,9 +198,13 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         serve::run(config)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if matches!(arguments.command, Command::Guard) {
+    if let Command::Guard { let_go } = arguments.command {
         log_to_stderr();
-        guard::run(&config)?;
+        if let_go {
+            guard::let_go(&config)?;
+        } else {
+            guard::run(&config)?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

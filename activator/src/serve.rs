@@ -20,10 +20,12 @@ use dormouse_link::socket::Listener;
 use dormouse_link::table::{SLOTS_DEFAULT, TableId};
 use dormouse_registry::Registry;
 use dormouse_replica::watch::Watcher;
+use nix::sys::stat::Mode;
 use nix::unistd::User;
 use tokio::sync::mpsc;
 
 mod admin;
+mod apart;
 mod ask;
 mod boot;
 mod by_hand;
@@ -40,6 +42,7 @@ mod link;
 mod metrics;
 mod notify;
 mod outside;
+mod owner;
 pub(crate) mod paths;
 mod records;
 mod refusals;
@@ -82,8 +85,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
              routes by itself"
         );
     };
-    let paths = Paths::of(&config.this_box);
-    paths.make().context("the box's directories")?;
+    let paths = directories(&config)?;
     let _lock =
         lock::take(&paths.data().join("lock"), "another activator runs on this state directory")?;
     let store = store::known(store_config, &paths.data().join("store-id")).await?;
@@ -144,6 +146,18 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     driver.parts.nursery.close();
     admin.abort();
     Ok(())
+}
+
+/// Made and opened to those who must pass.
+fn directories(config: &Config) -> anyhow::Result<Paths> {
+    let paths = Paths::of(&config.this_box);
+    // What we make is ours alone, unless it says otherwise.
+    nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
+    paths.make().context("the box's directories")?;
+    if owner::are_own(&config.instances) {
+        paths.let_pass()?;
+    }
+    Ok(paths)
 }
 
 /// What the mode of takeover asks of this machine before anything runs.

@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use crate::cgroup::Cgroup;
+use crate::limits::Met;
 use crate::processes;
 use crate::spawn::Child;
 
@@ -106,6 +107,15 @@ impl Instance {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.inner.leader.as_ref().map(|leader| leader.pid.as_raw())
+    }
+
+    /// How often it met its limits.
+    #[must_use]
+    pub fn met(&self) -> Met {
+        match &self.inner.boundary {
+            Boundary::Cgroup(cgroup) => Met::of(cgroup.dir()),
+            Boundary::Mark => Met::default(),
+        }
     }
 
     /// SIGTERM to the first process; to all where it is not known.

@@ -9,17 +9,21 @@
 #![expect(unsafe_code, reason = "custody of clone, exec and descriptors inherited over it")]
 
 mod cgroup;
+mod confine;
 mod environment;
 mod health;
 mod instance;
+mod limits;
 mod nursery;
 mod pen;
 mod processes;
 mod spawn;
 
 pub use cgroup::{Leaf, settle_in_leaf};
+pub use confine::{Confine, landlock_works};
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
 pub use instance::{Instance, LeaderId};
+pub use limits::{Limits, Met};
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};
 pub use pen::Pen;

@@ -5,11 +5,13 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, home_directory};
+use crate::confine::Confine;
 use crate::instance::{Boundary, Instance, leaders};
+use crate::limits::Limits;
 use crate::pen::{make, remembered};
 use crate::processes::{self, MARK};
 use crate::spawn::{CgroupFds, Prepared, spawn};
@@ -42,6 +44,12 @@ pub struct Start {
     pub log: PathBuf,
     /// Handed over as descriptor 3 with `LISTEN_FDS=1`.
     pub listener: Option<OwnedFd>,
+    /// User and group that it runs as; absent: ours.
+    pub user: Option<u32>,
+    /// What it can reach of the file system; absent: all that its user can.
+    pub confine: Option<Confine>,
+    /// What it may use.
+    pub limits: Limits,
 }
 
 /// An instance that an earlier activator left running.
@@ -77,6 +85,9 @@ pub enum SpawnError {
     /// Its cgroup cannot be made.
     #[error("no cgroup for the instance: {0}")]
     Cgroup(io::Error),
+    /// What it can reach cannot be restricted.
+    #[error("no Landlock ruleset for the instance: {0}")]
+    Confine(io::Error),
     /// A path or value has a zero byte in it.
     #[error("{0} has a zero byte in it")]
     Zero(&'static str),
@@ -122,6 +133,15 @@ impl Nursery {
         &self.containment
     }
 
+    /// Controllers of these limits that this machine does not enforce.
+    #[must_use]
+    pub fn unenforced(&self, limits: Limits) -> Vec<&'static str> {
+        match &self.containment {
+            Containment::Cgroup(base) => limits.missing(base),
+            Containment::Scan(_) => limits.controllers(),
+        }
+    }
+
     /// What an earlier activator left running.
     #[must_use]
     pub fn leftovers(&self) -> Vec<Leftover> {
@@ -161,6 +181,8 @@ impl Nursery {
         let boundary = match &self.containment {
             Containment::Cgroup(base) => {
                 let cgroup = Cgroup::create(base.join(&identity)).map_err(SpawnError::Cgroup)?;
+                // Before the first process: none is ever without.
+                start.limits.apply(cgroup.dir()).map_err(SpawnError::Cgroup)?;
                 Boundary::Cgroup(cgroup)
             }
             Containment::Scan(_) => Boundary::Mark,
@@ -208,6 +230,9 @@ fn prepare(
     };
     let log = |source| SpawnError::Log { path: start.log.display().to_string(), source };
     let output = open_log(&start.log).map_err(log)?;
+    let confine = start.confine.as_ref().map(Confine::ruleset);
+    let ruleset = confine.transpose().map_err(SpawnError::Confine)?.flatten();
+    let user = start.user;
     let stdin = File::open("/dev/null").map_err(log)?;
     start.env.insert(MARK.to_owned(), identity.to_owned());
     if start.listener.is_some() {
@@ -224,19 +249,27 @@ fn prepare(
         env.push(text(format!("{key}={value}").into_bytes(), "an environment value")?);
     }
     let dir = path(&start.dir, "the directory")?;
-    Ok(Prepared { program, args, env, dir, stdin, output, listener: start.listener, cgroup })
+    let listener = start.listener;
+    Ok(Prepared { program, args, env, dir, stdin, output, listener, cgroup, ruleset, user })
 }
 
+/// In a directory that is the app's: what it has put in the log's place is not written to.
 fn open_log(path: &Path) -> io::Result<File> {
-    if fs::metadata(path).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX) {
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX) {
         fs::rename(path, path.with_extension("log.1"))?;
     }
-    OpenOptions::new()
+    // Without blocking: a pipe that nobody reads would hold us up.
+    let file = OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.nlink() != 1 {
+        return Err(io::Error::other("it is no plain file with one name: remove it"));
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -33,6 +33,9 @@ impl World {
             dir: self.dir.path().to_owned(),
             log: self.log(),
             listener: None,
+            user: None,
+            confine: None,
+            limits: Limits::default(),
         }
     }
 

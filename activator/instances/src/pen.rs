@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, home_directory};
+use crate::limits;
 
 /// The cgroup of all instances, as the guard has it.
 #[derive(Debug)]
@@ -27,9 +28,29 @@ impl Pen {
         let former = remembered(state_dir);
         let stays = |cgroup: &Cgroup| in_use || cgroup.is_populated().unwrap_or(true);
         if let Some(cgroup) = former.filter(stays) {
+            hand_down_to(&cgroup);
+            set_again(state_dir)?;
             return Ok(Self { cgroup });
         }
         Ok(Self { cgroup: make(state_dir)? })
+    }
+
+    /// Takes the controllers back from the instances, whose limits are kept for the next [`Pen::make`]:
+    /// no process can be put in a cgroup that hands controllers down, so systemd could not start the
+    /// guard again in its own.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn let_go(&self, state_dir: &Path) -> io::Result<()> {
+        let instances: Vec<_> =
+            self.cgroup.children().iter().map(|child| child.dir().to_owned()).collect();
+        let lines: Vec<_> = limits::standing(&instances)
+            .iter()
+            .map(|(file, value)| format!("{}={value}", file.display()))
+            .collect();
+        fs::write(state_dir.join(STANDING), lines.join("\n"))?;
+        limits::take_back(self.cgroup.dir())?;
+        self.cgroup.dir().parent().map_or(Ok(()), limits::take_back)
     }
 
     /// As it is remembered now.
@@ -77,6 +98,25 @@ impl Pen {
     }
 }
 
+/// Limits of the instances while nobody enforces them.
+const STANDING: &str = "limits";
+
+/// What [`Pen::let_go`] kept; of instances that are gone there is nothing to limit.
+fn set_again(state_dir: &Path) -> io::Result<()> {
+    let path = state_dir.join(STANDING);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for (file, value) in text.lines().filter_map(|line| line.rsplit_once('=')) {
+        if Path::new(file).exists() {
+            fs::write(file, value)?;
+        }
+    }
+    fs::remove_file(path)
+}
+
 fn memo(state_dir: &Path) -> PathBuf {
     state_dir.join("cgroup")
 }
@@ -98,6 +138,15 @@ pub(crate) fn make(state_dir: &Path) -> io::Result<Cgroup> {
     if !cgroup.dir().join("cgroup.kill").exists() {
         return Err(io::Error::other("cgroup.kill is missing: the kernel is before 5.14"));
     }
+    hand_down_to(&cgroup);
     fs::write(memo(state_dir), cgroup.dir().display().to_string())?;
     Ok(cgroup)
+}
+
+/// From our service's cgroup to that of each instance; what cannot be is told as "not enforced".
+fn hand_down_to(cgroup: &Cgroup) {
+    if let Some(home) = cgroup.dir().parent() {
+        limits::hand_down(home);
+        limits::hand_down(cgroup.dir());
+    }
 }

@@ -23,6 +23,10 @@ pub(crate) struct Prepared {
     pub(crate) listener: Option<OwnedFd>,
     /// The cgroup to start in.
     pub(crate) cgroup: Option<CgroupFds>,
+    /// A Landlock ruleset that it and all its descendants keep.
+    pub(crate) ruleset: Option<OwnedFd>,
+    /// User and group that it runs as, with no other groups.
+    pub(crate) user: Option<u32>,
 }
 
 /// A cgroup's directory, and its `cgroup.procs` open for writing.
@@ -50,6 +54,8 @@ struct Request {
     fds: [RawFd; 3],
     listener: Option<RawFd>,
     cgroup: Option<RawFd>,
+    ruleset: Option<RawFd>,
+    user: Option<u32>,
     /// `LISTEN_PID=` with room for the digits that only the child knows.
     listen_pid: [u8; LISTEN_PID_BYTES],
     /// Which step failed, and its errno; step 0 is success.
@@ -59,12 +65,14 @@ struct Request {
 const LISTEN_PID: &[u8] = b"LISTEN_PID=";
 const LISTEN_PID_BYTES: usize = 11 + 10 + 1; // the name, the digits of 2^32, a zero
 
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 9] = [
     "start",
     "join the cgroup",
     "make a session",
     "enter the directory",
     "set no_new_privs",
+    "confine itself by Landlock",
+    "become its own user",
     "pass descriptors",
     "exec",
 ];
@@ -113,6 +121,8 @@ fn request(prepared: &Prepared) -> Request {
         fds: [prepared.stdin.as_raw_fd(), prepared.output.as_raw_fd(), prepared.output.as_raw_fd()],
         listener: prepared.listener.as_ref().map(AsRawFd::as_raw_fd),
         cgroup: prepared.cgroup.as_ref().map(|cgroup| cgroup.procs.as_raw_fd()),
+        ruleset: prepared.ruleset.as_ref().map(AsRawFd::as_raw_fd),
+        user: prepared.user,
         listen_pid,
         failed: (0, 0),
     }
@@ -243,8 +253,17 @@ fn run(request: &mut Request) -> i32 {
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return 4;
     }
+    if let Some(ruleset) = request.ruleset {
+        // SAFETY: takes two integers.
+        if unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset, 0) } != 0 {
+            return 5;
+        }
+    }
+    if request.user.is_some_and(|user| !become_user(user)) {
+        return 6;
+    }
     if !pass_descriptors(request) {
-        return 5;
+        return 7;
     }
     reset_signals();
     if request.listener.is_some() {
@@ -256,7 +275,23 @@ fn run(request: &mut Request) -> i32 {
     }
     // SAFETY: both lists end in a null, their texts in zeros, and all outlive the call.
     unsafe { libc::execve(request.program, request.argv.as_ptr(), request.envp.as_ptr()) };
-    6
+    8
+}
+
+/// By the system calls themselves: the C library's functions would tell all threads of the parent, whose
+/// memory this is.
+fn become_user(user: u32) -> bool {
+    let none: *const libc::gid_t = std::ptr::null();
+    // SAFETY: an empty list is not read.
+    if unsafe { libc::syscall(libc::SYS_setgroups, 0, none) } != 0 {
+        return false;
+    }
+    // SAFETY: takes three integers.
+    if unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) } != 0 {
+        return false;
+    }
+    // SAFETY: takes three integers.
+    unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) == 0 }
 }
 
 fn pass_descriptors(request: &Request) -> bool {

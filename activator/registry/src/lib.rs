@@ -157,6 +157,28 @@ impl Registry {
         Ok(())
     }
 
+    /// The number of a host's own user, from 0: given at its first call, the same for ever, no other
+    /// host's.
+    pub fn user_number(&mut self, host: &str) -> Result<u32, RegistryError> {
+        let sqlite = self.sqlite();
+        let known = self
+            .connection
+            .query_row("SELECT number FROM users WHERE host = ?1", [host], |row| row.get(0))
+            .optional()
+            .map_err(&sqlite)?;
+        if let Some(number) = known {
+            return Ok(number);
+        }
+        self.connection
+            .query_row(
+                "INSERT INTO users (host, number)
+                 VALUES (?1, (SELECT coalesce(max(number) + 1, 0) FROM users)) RETURNING number",
+                [host],
+                |row| row.get(0),
+            )
+            .map_err(sqlite)
+    }
+
     /// Takes `count` run numbers out of circulation, for ever.
     pub fn reserve_runs(&mut self, count: u32) -> Result<Range<u64>, RegistryError> {
         let first: Option<i64> = self
@@ -209,6 +231,20 @@ mod tests {
         assert!(exists.contains("a.test"), "{exists}");
         assert!(matches!(registry.add("b.test", "app", 1, |_| false), Err(RegistryError::Full(1))));
         assert!(matches!(registry.remove("b.test"), Err(RegistryError::Unknown(_))));
+    }
+
+    #[test]
+    fn a_host_has_a_user_of_its_own_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut registry = open(&dir);
+        registry.add("a.test", "app", 16, |_| false).unwrap();
+        assert_eq!(registry.user_number("a.test").unwrap(), 0);
+        assert_eq!(registry.user_number("b.test").unwrap(), 1);
+        registry.remove("a.test").unwrap();
+        assert_eq!(registry.user_number("c.test").unwrap(), 2, "no number is given twice");
+        drop(registry);
+        assert_eq!(open(&dir).user_number("a.test").unwrap(), 0);
+        assert_eq!(open(&dir).user_number("b.test").unwrap(), 1);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use rusqlite::Connection;
 use crate::RegistryError;
 
 /// One script a version; `user_version` says how many have run.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE routes (
         host   TEXT PRIMARY KEY,
         slot   INTEGER NOT NULL UNIQUE,
@@ -17,7 +18,15 @@ const MIGRATIONS: [&str; 1] = ["
     CREATE INDEX routes_due ON routes (due_ms) WHERE due_ms IS NOT NULL;
     CREATE TABLE meta (next_run INTEGER NOT NULL) STRICT;
     INSERT INTO meta VALUES (1);
-"];
+",
+    // Never deleted: a host that is removed leaves files that its number owns.
+    "
+    CREATE TABLE users (
+        host   TEXT PRIMARY KEY,
+        number INTEGER NOT NULL UNIQUE
+    ) STRICT, WITHOUT ROWID;
+",
+];
 
 pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), RegistryError> {
     let sqlite = |source| RegistryError::Sqlite { path: path.to_owned(), source };

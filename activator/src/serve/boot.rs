@@ -27,11 +27,12 @@ impl Driver {
                 );
                 continue;
             };
-            if let Err(error) = self.parts.paths.make_host(&route.host) {
-                tracing::error!(%error, host = route.host, "no directory: the host is not served");
-                continue;
+            match self.make_room(&route.host) {
+                Ok(user) => seeds.push(self.take_in(&route, app, user)),
+                Err(error) => {
+                    tracing::error!(%error, host = route.host, "no directory: the host is not served");
+                }
             }
-            seeds.push(self.take_in(&route, app));
         }
         Ok(seeds)
     }

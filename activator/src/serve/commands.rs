@@ -5,19 +5,20 @@ use dormouse_core::effect::TakeoverEnd;
 use dormouse_core::event::{Event, HostSeed, Policy};
 use dormouse_core::ids::{BoxName, Host, Slot};
 use dormouse_core::time::Nanos;
-use dormouse_instances::Containment;
 use dormouse_link::config::App;
 use dormouse_link::message::RouteLimits;
 use dormouse_registry::{Route, canonical_host};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use super::apart::isolation;
 use super::by_hand;
 use super::drill::DrillStatus;
 use super::driver::{Driver, Hosted};
 use super::edge::EdgeRoute;
 use super::effects::edge_slot;
 use super::outside::{OUTSIDE, is_marked};
+use super::owner;
 use super::replica::HostReplica;
 use super::store::told;
 use dormouse_replica::clock;
@@ -115,6 +116,9 @@ pub(crate) struct Status {
     pub(crate) store: String,
     /// How instances are held together.
     pub(crate) containment: String,
+    /// What keeps them apart.
+    #[serde(default)]
+    pub(crate) isolation: String,
     /// Who ends them at the deadline when the activator does not.
     #[serde(default)]
     pub(crate) guard: String,
@@ -146,6 +150,9 @@ pub(crate) struct HostStatus {
     pub(crate) replica: Option<String>,
     /// Bytes that were written and are not in the store yet, as far as they are known.
     pub(crate) behind_bytes: Option<u64>,
+    /// What it may use, and what of that is not enforced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<String>,
     /// How its last drill ended.
     pub(crate) drill: Option<DrillStatus>,
     /// Unix milliseconds of the next due time.
@@ -334,9 +341,10 @@ impl Driver {
         if let Err(problem) = self.parts.paths.fits(&host) {
             return Err(Reply::message(400, &problem));
         }
-        if let Err(error) = self.parts.paths.make_host(&host) {
-            return Err(Reply::failed(error.to_string()));
-        }
+        let user = match self.make_room(&host) {
+            Ok(user) => user,
+            Err(error) => return Err(Reply::failed(error.to_string())),
+        };
         let slots = self.parts.edge.slots();
         let edge = &self.parts.edge;
         let held = |slot| edge.holds(dormouse_link::Slot(slot));
@@ -344,7 +352,7 @@ impl Driver {
             Ok(route) => route,
             Err(error) => return Err(Reply::refused(error.to_string())),
         };
-        let seed = self.take_in(&route, app);
+        let seed = self.take_in(&route, app, user);
         let slot = seed.slot;
         self.step(Event::Added(seed));
         Ok((slot, Reply::done(format!("{host} is served by app {app_name}"))))
@@ -362,8 +370,15 @@ impl Driver {
         }
     }
 
+    /// A host's directories, and the user that they are of.
+    pub(crate) fn make_room(&mut self, host: &str) -> anyhow::Result<Option<u32>> {
+        let user = owner::of(host, &self.parts.config.instances, &mut self.parts.registry)?;
+        self.parts.paths.make_host(host, user)?;
+        Ok(user)
+    }
+
     /// Gives a route its place in driver and edge.
-    pub(crate) fn take_in(&mut self, route: &Route, app: App) -> HostSeed {
+    pub(crate) fn take_in(&mut self, route: &Route, app: App, user: Option<u32>) -> HostSeed {
         let slot = Slot(route.slot);
         let limits = &self.parts.config.edge.limits;
         let millis = u32::try_from(limits.wake_wait.as_millis()).unwrap_or(u32::MAX);
@@ -392,11 +407,13 @@ impl Driver {
             &app,
             self.parts.rules.clone(),
             Nanos(self.parts.config.sleep.sync.as_nanos()),
+            user,
         );
         let hosted = Hosted {
             host: route.host.clone(),
             app_name: route.app.clone(),
             app,
+            user,
             instance: None,
             run: None,
             replica,
@@ -441,10 +458,8 @@ impl Driver {
             session_detail,
             store: told(&self.parts.store, &self.parts.records),
             guard: guard::told(self.parts.paths.run(), config.session.takeover).to_owned(),
-            containment: match self.parts.nursery.containment() {
-                Containment::Cgroup(dir) => format!("cgroup {}", dir.display()),
-                Containment::Scan(reason) => format!("scan of /proc ({reason})"),
-            },
+            containment: self.containment(),
+            isolation: isolation(&config.instances),
             accounting: "proxy".to_owned(),
             proxies: self.parts.edge.proxies().filter(|p| p.1).map(|(pid, ..)| pid).collect(),
             hosts: self.hosts.keys().filter_map(|slot| self.host_status(*slot)).collect(),
@@ -484,6 +499,7 @@ impl Driver {
             replica: replica
                 .map(|replica| replica.state)
                 .or_else(|| hosted.replica.watched.fault()),
+            limits: self.limits(hosted),
             drill: self.parts.drills.of(&hosted.host),
             due_ms: due.map(|due| due.0),
             unsynced,

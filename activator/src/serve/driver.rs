@@ -72,6 +72,8 @@ pub(crate) struct Hosted {
     pub(crate) host: String,
     pub(crate) app_name: String,
     pub(crate) app: App,
+    /// Who its instances run as; absent: as we do.
+    pub(crate) user: Option<u32>,
     pub(crate) instance: Option<Instance>,
     /// Run of the instance.
     pub(crate) run: Option<Run>,

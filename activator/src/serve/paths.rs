@@ -1,6 +1,6 @@
 //! Where things are on this box (DESIGN section 9).
 
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -8,6 +8,8 @@ use dormouse_core::ids::Txid;
 use dormouse_link::RunNumber;
 use dormouse_link::config::{App, ThisBox};
 use dormouse_link::message::instance_socket;
+
+use super::owner;
 
 /// The box's directories.
 #[derive(Clone, Debug)]
@@ -94,16 +96,38 @@ impl Paths {
     /// The box's own directories; the data is readable by us alone.
     pub(crate) fn make(&self) -> io::Result<()> {
         private_dir(&self.data)?;
+        private_dir(&self.data.join("hosts"))?;
         fs::create_dir_all(&self.run)?;
         fs::set_permissions(&self.run, fs::Permissions::from_mode(0o755))
     }
 
-    /// A host's directories.
-    pub(crate) fn make_host(&self, host: &str) -> io::Result<()> {
+    /// Lets the users of hosts pass on the way to their directories, and see nothing there.
+    pub(crate) fn let_pass(&self) -> io::Result<()> {
+        for dir in [self.data.clone(), self.data.join("hosts")] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
+        }
+        for dir in self.data.ancestors().chain(self.run.ancestors()) {
+            if fs::metadata(dir)?.mode() & 0o001 == 0 {
+                return Err(io::Error::other(format!(
+                    "{}: the instances' own users cannot pass: chmod o+x, or another box.data or \
+                     box.run, or instances.own_users = false",
+                    dir.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A host's directories, its own user's where it has one.
+    pub(crate) fn make_host(&self, host: &str, user: Option<u32>) -> io::Result<()> {
         private_dir(&self.host_dir(host))?;
         private_dir(&self.state_dir(host))?;
         let run = self.run.join(host);
         fs::create_dir_all(&run)?;
+        if let Some(user) = user {
+            owner::give_all(&self.host_dir(host), user)?;
+            owner::give_all(&run, user)?;
+        }
         // The proxy connects as another user.
         fs::set_permissions(&run, fs::Permissions::from_mode(0o755))
     }

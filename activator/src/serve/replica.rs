@@ -28,6 +28,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::driver::Driver;
 use super::keeper::{Attach, Finish, keep};
+use super::owner;
 use super::paths::private_dir;
 use super::records;
 use super::watched::Watched;
@@ -57,6 +58,8 @@ pub(crate) struct HostReplica {
     /// A fence or image in the making; kept so that a repeat sends the same bytes.
     fence: Arc<Mutex<Option<Fence>>>,
     pub(crate) watched: Watched,
+    /// Whose the copy is; absent: ours.
+    owner: Option<u32>,
     /// Dropped, it ends the keeper of the running replica.
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
 }
@@ -101,6 +104,7 @@ impl HostReplica {
         app: &App,
         rules: Rules,
         sync_budget: Nanos,
+        owner: Option<u32>,
     ) -> Self {
         let class = match app.replication {
             Replication::Stream => Class::Stream,
@@ -118,6 +122,7 @@ impl HostReplica {
             stage: Arc::default(),
             fence: Arc::default(),
             watched: Watched::default(),
+            owner,
             end: Arc::default(),
         }
     }
@@ -132,6 +137,9 @@ impl HostReplica {
             // A lost disk loses the directories too.
             for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
                 private_dir(dir.unwrap_or(Path::new("/"))).map_err(text)?;
+            }
+            if let Some(user) = self.owner {
+                owner::give_copy(&self.database, &self.state_dir, user).map_err(text)?;
             }
             let seen = inspect::inspect(&self.database, &self.state_dir).map_err(text)?;
             // Never a file that is to be set aside, or that is as good as absent.
@@ -311,6 +319,9 @@ impl HostReplica {
         };
         self.fence.lock().await.take();
         let adopted = blocking(move || {
+            if let Some(user) = self.owner {
+                owner::give(&restored.path, user).map_err(text)?;
+            }
             let file = inspect::stat(&restored.path).map_err(text)?.unwrap_or(NO_FILE);
             let mut position = Position {
                 version: POSITION_VERSION,

@@ -1,21 +1,21 @@
 //! The start of an instance: its socket, its environment, its process, and whether it is healthy.
 
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_core::event::{Answer, Event, Ticket};
 use dormouse_core::ids::{Run, Slot};
 use dormouse_instances::{
-    Health, Instance, Nursery, Start, environment_of, parse_env_file, wait_healthy,
+    Confine, Health, Instance, Limits, Nursery, Start, environment_of, parse_env_file, wait_healthy,
 };
 use dormouse_link::RunNumber;
-use dormouse_link::config::{App, AppListen};
+use dormouse_link::config::{AppLimits, AppListen};
 
-use super::driver::{Driver, Input};
-use super::paths::Paths;
+use super::driver::{Driver, Hosted, Input, Parts};
 
 /// One start, prepared.
 struct Launch {
@@ -30,10 +30,7 @@ impl Driver {
     pub(crate) fn spawn(&mut self, ticket: Ticket, slot: Slot) {
         let launch = self.next_run().and_then(|run| {
             let hosted = self.hosted(slot).ok_or_else(|| "the host is gone".to_owned())?;
-            let limit = self.parts.config.wake.health.duration();
-            let nursery = self.parts.nursery.clone();
-            let launch =
-                prepare(&self.parts.paths, nursery, &hosted.host, &hosted.app, run, limit)?;
+            let launch = prepare(&self.parts, hosted, run)?;
             Ok((run, launch))
         });
         let (run, launch) = match launch {
@@ -103,15 +100,10 @@ impl Ready {
     }
 }
 
-fn prepare(
-    paths: &Paths,
-    nursery: Nursery,
-    host: &str,
-    app: &App,
-    run: Run,
-    limit: Duration,
-) -> Result<Launch, String> {
-    paths.make_host(host).map_err(|error| error.to_string())?;
+fn prepare(parts: &Parts, hosted: &Hosted, run: Run) -> Result<Launch, String> {
+    let paths = &parts.paths;
+    let Hosted { host, app, user, .. } = hosted;
+    paths.make_host(host, *user).map_err(|error| error.to_string())?;
     paths.clear_sockets(host).map_err(|error| format!("old sockets: {error}"))?;
     let socket = paths.socket(host, RunNumber(run.0));
     let dir = paths.host_dir(host);
@@ -135,17 +127,37 @@ fn prepare(
         (None, AppListen::Path) => Health::Connects,
         (None, AppListen::Fd) => Health::Handed,
     };
+    let program = PathBuf::from(fill(program));
+    let confine = parts.config.instances.landlock.then(|| Confine {
+        read: program.parent().map(Path::to_owned).into_iter().chain(app.read.clone()).collect(),
+        write: [vec![dir.clone(), paths.run().join(host)], app.write.clone()].concat(),
+    });
     let start = Start {
         host: host.to_owned(),
         run: run.0,
-        program: PathBuf::from(fill(program)),
+        program,
         args: args.iter().map(fill).collect(),
         env,
         dir: dir.clone(),
         log: paths.log(host),
         listener,
+        user: *user,
+        confine,
+        limits: limits_of(&app.limits),
     };
+    let (nursery, limit) = (parts.nursery.clone(), parts.config.wake.health.duration());
     Ok(Launch { nursery, start, socket, health, limit })
+}
+
+/// As the kernel counts them.
+pub(crate) fn limits_of(limits: &AppLimits) -> Limits {
+    let bytes = |mib: Option<u32>| mib.map(|mib| u64::from(mib) << 20);
+    Limits {
+        memory_high: bytes(limits.memory_high_mib),
+        memory_max: bytes(limits.memory_max_mib),
+        pids_max: limits.pids_max,
+        cpu_weight: limits.cpu_weight,
+    }
 }
 
 fn bind(socket: &Path) -> io::Result<OwnedFd> {
@@ -154,7 +166,14 @@ fn bind(socket: &Path) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// The proxy connects as another user, whatever the app's umask was.
+/// The proxy connects as another user, whatever the app's umask was. The app can put a link there: what
+/// is changed is the socket itself, by a descriptor, or nothing.
 fn open_to_proxy(socket: &Path) -> io::Result<()> {
-    std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))
+    let flags = nix::libc::O_PATH | nix::libc::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(socket)?;
+    if !file.metadata()?.file_type().is_socket() {
+        return Err(io::Error::other("it is no socket"));
+    }
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::set_permissions(itself, std::fs::Permissions::from_mode(0o666))
 }

@@ -36,6 +36,8 @@ pub struct Config {
     pub wake: Wake,
     /// Bounds of one sleep.
     pub sleep: Sleep,
+    /// How instances are kept apart.
+    pub instances: Instances,
     /// How databases are kept in the store.
     pub replica: Replica,
     /// Restores for practice.
@@ -378,6 +380,25 @@ impl Default for Sleep {
     }
 }
 
+/// How instances are kept apart, from each other and from the rest of the box.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Instances {
+    /// Each host has a user of its own. Where the activator is not root, all run as its user.
+    pub own_users: bool,
+    /// Number of the first such user and group; a million from here on must be nobody else's.
+    pub first_user: u32,
+    /// What they can reach of the file system is restricted, where the kernel has Landlock.
+    pub landlock: bool,
+}
+
+impl Default for Instances {
+    fn default() -> Self {
+        // Up to 2^31: reserved by nobody (systemd's "Users, Groups, UIDs and GIDs").
+        Self { own_users: true, first_user: 2_000_000_000, landlock: true }
+    }
+}
+
 /// An app: how its instances are started and judged.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -403,12 +424,35 @@ pub struct App {
     pub idle: Option<Span>,
     /// An idle instance is frozen, and stopped after so long; absent: it is stopped at once.
     pub freeze: Option<Span>,
+    /// What one instance may use.
+    #[serde(default)]
+    pub limits: AppLimits,
+    /// Files and folders that it may read and execute, besides its program's folder and the system's.
+    #[serde(default)]
+    pub read: Vec<PathBuf>,
+    /// Files and folders that it may write, besides its own.
+    #[serde(default)]
+    pub write: Vec<PathBuf>,
     /// Environment beside the fixed allow-list.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// What to do with a database that is not in WAL mode.
     #[serde(default)]
     pub set_wal: bool,
+}
+
+/// What one instance may use; what is absent has no limit. Enforced by the controllers of cgroup v2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AppLimits {
+    /// Memory over which it is slowed down, MiB.
+    pub memory_high_mib: Option<u32>,
+    /// Memory over which it is killed, MiB.
+    pub memory_max_mib: Option<u32>,
+    /// Processes and threads.
+    pub pids_max: Option<u32>,
+    /// Share of processor time where it is short: 1 to 10000, 100 is usual.
+    pub cpu_weight: Option<u32>,
 }
 
 fn default_db() -> String {

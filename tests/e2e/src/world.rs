@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -67,6 +68,8 @@ impl World {
     /// A box whose binaries lie in `bin`; nothing runs yet.
     pub fn new(bin: &Path, plan: &Plan) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("dm.").tempdir()?;
+        // Instances run as users of their own.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let at = |name: &str| dir.path().join(name).display().to_string();
         let store = plan.store.clone().unwrap_or_else(|| dir.path().join("store"));

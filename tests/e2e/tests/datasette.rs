@@ -19,12 +19,20 @@ fn world(extra: &str) -> Result<World> {
         "DORMOUSE_DATASETTE is not set: name the program, for example by `python3 -m venv V && \
          V/bin/pip install datasette==0.65.1`, V/bin/datasette",
     )?;
+    let datasette = PathBuf::from(datasette);
+    // Its libraries, and the interpreter's, wherever that is; perhaps where only root can pass.
+    let environment = datasette.ancestors().nth(2).context("a virtual environment")?;
+    let python = environment.join("bin/python").canonicalize()?;
+    let python = python.ancestors().nth(2).context("an interpreter's prefix")?;
     let bin = binary("dormouse")?.parent().map(ToOwned::to_owned).unwrap_or_default();
     binary("dormouse-proxy")?;
     let config = format!(
-        "[wake]\nhealth = \"60s\"\n[app.datasette]\ncommand = [\"{}\", \"serve\", \"{{db}}\", \
-         \"--uds\", \"{{socket}}\"]\nhealth = \"/-/versions.json\"\nreplication = \"stream\"\n{extra}",
-        PathBuf::from(datasette).display()
+        "[wake]\nhealth = \"60s\"\n[instances]\nown_users = false\n[app.datasette]\ncommand = [\"{}\", \"-m\", \"datasette\", \
+         \"serve\", \"{{db}}\", \"--uds\", \"{{socket}}\"]\nhealth = \"/-/versions.json\"\nreplication = \"stream\"\n\
+         read = [\"{}\", \"{}\"]\n{extra}",
+        environment.join("bin/python").display(),
+        environment.display(),
+        python.display()
     );
     let world = World::started(&bin, &Plan { config, ..Plan::default() })?;
     world.add(HOST, "datasette")?;

@@ -333,12 +333,13 @@ fn a_registry_of_a_newer_version_is_refused_and_left_alone() -> Result<()> {
     world.end_activator(Signal::SIGTERM)?;
     let path = world.path("data/registry.db");
     let registry = rusqlite::Connection::open(&path)?;
+    let ours: i64 = registry.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     registry.pragma_update(None, "user_version", 99)?;
     drop(registry);
     let log = world.activator_refuses()?;
     ensure!(log.contains("version 99") && log.contains("newer program"), "{log}");
     let registry = rusqlite::Connection::open(&path)?;
-    registry.pragma_update(None, "user_version", 1)?;
+    registry.pragma_update(None, "user_version", ours)?;
     drop(registry);
     world.start_activator()?;
     ensure!(world.names(HOST)? == ["one"]);

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use dormouse_core::event::{Answer, Event, Line};
 use dormouse_e2e::world::{Plan, World};
-use dormouse_instances::{Nursery, Start, environment_of};
+use dormouse_instances::{Limits, Nursery, Start, environment_of};
 
 use super::{Bench, Row, quantile};
 use crate::shell::build;
@@ -173,6 +173,9 @@ impl Bare {
             dir: self.dir.path().to_owned(),
             log: at("app.log"),
             listener: None,
+            user: None,
+            confine: None,
+            limits: Limits::default(),
         };
         let begun = clock();
         let listener = UnixListener::bind(&socket)?;

@@ -201,15 +201,17 @@ async fn another_process_that_writes_and_checkpoints_all_the_time_is_followed() 
     world.ship(&mut follower).await;
     let mut child = child("write", &world.db());
     let mut images = 0;
-    for _ in 0..20 {
+    // By its progress: on a busy machine it may come to nothing for a while.
+    let (mut rounds, first) = (0, world.txid.0);
+    while rounds < 20 || world.txid.0 < first + 5 {
         world.ship(&mut follower).await;
         images += u32::from(follower.image_needed().is_some());
         follower.seal().unwrap();
+        rounds += 1;
     }
     end(&mut child);
     world.ship(&mut follower).await;
     assert_eq!(images, 0);
-    assert!(world.txid.0 > 5, "{}", world.txid);
     follower.close_clean().unwrap();
     world.assert_restore_is_identical().await;
 }

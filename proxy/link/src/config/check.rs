@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
-use super::{App, AppListen, Config, Span, Store, StoreKind};
+use super::{App, AppLimits, AppListen, Config, Span, Store, StoreKind};
 
 /// Why a config was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,7 @@ pub(super) fn check(config: &Config, path: &Path) -> Result<(), ConfigError> {
         .and_then(|()| edge(config))
         .and_then(|()| session(config))
         .and_then(|()| replica(config))
+        .and_then(|()| users(config))
         .and_then(|()| config.store.as_ref().map_or(Ok(()), store))
         .and_then(|()| apart(config))
         .and_then(|()| config.apps.iter().try_for_each(|(name, an_app)| app(name, an_app)));
@@ -367,6 +368,7 @@ fn app(name: &str, app: &App) -> Result<(), Misfit> {
         let problem = format!("{word:?} is filled in by nothing");
         return misfit(&key("command"), problem, "{socket}, {db}, {host} and {dir}");
     }
+    limits(name, app)?;
     let binds = app.listen == AppListen::Path;
     if binds && !app.command.iter().any(|text| text.contains("{socket}")) {
         let problem = "nothing tells the app which socket to bind".to_owned();
@@ -375,6 +377,50 @@ fn app(name: &str, app: &App) -> Result<(), Misfit> {
             problem,
             "{socket} among its arguments, or listen = \"fd\"",
         );
+    }
+    Ok(())
+}
+
+/// Users of a box: more than it has slots for hosts by default.
+const USERS: u32 = 1_000_000;
+
+fn users(config: &Config) -> Result<(), Misfit> {
+    let first = config.instances.first_user;
+    // Beyond it some programs take a number for a negative one.
+    let last = i32::MAX.unsigned_abs() - USERS;
+    if first < 1000 || first > last {
+        let problem = format!("{first} is no place for a million users");
+        return misfit("instances.first_user", problem, "1000 to 2146483647");
+    }
+    Ok(())
+}
+
+fn limits(name: &str, app: &App) -> Result<(), Misfit> {
+    let AppLimits { memory_high_mib, memory_max_mib, pids_max, cpu_weight } = app.limits;
+    let key = |field: &str| format!("app.{name}.limits.{field}");
+    for (field, value) in [
+        ("memory_high_mib", memory_high_mib),
+        ("memory_max_mib", memory_max_mib),
+        ("pids_max", pids_max),
+    ] {
+        if value == Some(0) {
+            let problem = "0 lets nothing run".to_owned();
+            return misfit(&key(field), problem, "1 and more; absent for no limit");
+        }
+    }
+    if let (Some(high), Some(max)) = (memory_high_mib, memory_max_mib)
+        && high > max
+    {
+        let problem = format!("{high} is above memory_max_mib, {max}");
+        return misfit(&key("memory_high_mib"), problem, "at most memory_max_mib");
+    }
+    if let Some(weight) = cpu_weight.filter(|weight| !(1..=10_000).contains(weight)) {
+        return misfit(&key("cpu_weight"), format!("{weight} is no weight"), "1 to 10000");
+    }
+    let relative = |path: &&PathBuf| !path.is_absolute();
+    if let Some(path) = app.read.iter().chain(&app.write).find(relative) {
+        let problem = format!("{:?} is relative", path.display());
+        return misfit(&format!("app.{name}.read or write"), problem, "absolute paths");
     }
     Ok(())
 }

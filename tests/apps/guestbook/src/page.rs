@@ -20,6 +20,7 @@ pub(crate) fn routes() -> Router<Shared> {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/api/entries", get(list).post(add))
         .route("/api/count", get(count))
+        .route("/api/reach", get(reach))
         .route("/api/next-due", get(next_due).post(set_due))
         .route("/slow", get(slow))
         .route("/crash", get(crash))
@@ -109,6 +110,23 @@ async fn set_due(
 ) -> Result<StatusCode, Problem> {
     with(&book, |book| book.set_due(due.at))?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+struct Reach {
+    path: std::path::PathBuf,
+    #[serde(default)]
+    write: bool,
+}
+
+/// What this process may do with a file, as a curious app would try.
+async fn reach(Query(reach): Query<Reach>) -> String {
+    let tried = if reach.write {
+        std::fs::OpenOptions::new().append(true).create(true).open(&reach.path).map(drop)
+    } else {
+        std::fs::File::open(&reach.path).map(drop)
+    };
+    tried.map_or_else(|error| format!("{:?}", error.kind()), |()| "Reached".to_owned())
 }
 
 #[derive(Deserialize)]
