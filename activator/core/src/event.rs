@@ -137,6 +137,8 @@ pub enum Event {
     Died(Slot, Run),
     /// Another writer was met in its replica.
     StoodDown(Slot),
+    /// Thousandths of the time in which something waits for memory, and the awake hosts.
+    Pressure(u32, Vec<Sample>),
     /// Time has passed ([`crate::Core::next_due`]).
     Sweep(Vec<Sample>),
     /// Put everything to sleep, release it, end the session; ends with `Exit`.

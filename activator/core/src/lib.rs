@@ -14,6 +14,8 @@ use alloc::vec::Vec;
 
 #[cfg(test)]
 mod automatic_tests;
+#[cfg(test)]
+mod crowd_tests;
 pub mod effect;
 pub mod event;
 mod host;
@@ -21,6 +23,8 @@ mod host;
 mod host_snapshots;
 pub mod ids;
 pub mod position;
+mod pressure;
+mod queue;
 pub mod record;
 #[cfg(test)]
 mod restart_tests;
@@ -46,6 +50,7 @@ use host::{Context, HostEntry, Lease, State, Tip, Why};
 use ids::Slot;
 use record::HostRecord;
 use session::{Session, Turn};
+use queue::Queue;
 use shared::{Mode, Nonces, Shared};
 use takeover::Takeover;
 use time::{Mono, Nanos, Now, Wall};
@@ -70,6 +75,8 @@ pub struct Core {
     resting: Vec<Slot>,
     /// Of those: synced once already, before they go.
     let_go_tried: BTreeSet<Slot>,
+    /// Wakes that wait for their turn.
+    queue: Queue,
     swept: Option<Mono>,
     exiting: bool,
 }
@@ -85,6 +92,7 @@ impl Core {
                 counters: Counters::default(),
                 watches: Watches::default(),
                 mode: Mode::Staying,
+                pressed: false,
             },
             session: Session::new(),
             takeover: Takeover::new(),
@@ -93,6 +101,7 @@ impl Core {
             due: BTreeSet::new(),
             resting: Vec::new(),
             let_go_tried: BTreeSet::new(),
+            queue: Queue::default(),
             swept: None,
             exiting: false,
         }
@@ -108,10 +117,9 @@ impl Core {
             Event::Boot { base, memo, hosts } => self.boot(now, base, memo, hosts, fx),
             Event::Added(seed) => self.add(&seed, now, fx),
             Event::Removed(slot) => self.remove(slot, now, fx),
-            Event::Requested(slot, cause) => {
-                self.with(slot, now, fx, |host, ctx| host.on_request(cause, ctx));
-            }
+            Event::Requested(slot, cause) => self.request(slot, cause, now, fx),
             Event::Rest(slot) => {
+                self.queue.leave(slot);
                 self.with(slot, now, fx, |host, ctx| host.rest(Why::Operator, ctx));
             }
             Event::Died(slot, run) => {
@@ -121,6 +129,7 @@ impl Core {
                 let detail = "another writer was met in the replica";
                 self.with(slot, now, fx, |host, ctx| host.fence(detail, ctx));
             }
+            Event::Pressure(permille, samples) => self.press(now, permille, &samples, fx),
             Event::Sweep(samples) => self.sweep(now, &samples, fx),
             Event::Shutdown => self.shut_down(now, fx),
             Event::Takeover(target) => self.takeover.begin(target, fx),
@@ -166,12 +175,18 @@ impl Core {
     /// One host, for people and tools.
     #[must_use]
     pub fn host(&self, slot: Slot) -> Option<HostView> {
-        self.hosts.get(&slot).map(HostEntry::view)
+        self.hosts.get(&slot).map(|host| self.view(host))
     }
 
     /// All hosts, for people and tools.
     pub fn hosts(&self) -> impl Iterator<Item = HostView> + '_ {
-        self.hosts.values().map(HostEntry::view)
+        self.hosts.values().map(|host| self.view(host))
+    }
+
+    fn view(&self, host: &HostEntry) -> HostView {
+        let view = host.view();
+        let waits = matches!(host.state, State::Asleep) && self.queue.has(host.slot);
+        HostView { state: if waits { "queued" } else { view.state }, ..view }
     }
 
     /// The session: a word and a detail.
@@ -318,7 +333,7 @@ impl Core {
         for slot in due {
             if self.wants_due_wake(slot) {
                 self.shared.counters.add("due_wakes");
-                self.with(slot, now, fx, |host, ctx| host.on_request(Cause::Due, ctx));
+                self.request(slot, Cause::Due, now, fx);
             }
         }
     }
@@ -326,6 +341,7 @@ impl Core {
     fn wants_due_wake(&self, slot: Slot) -> bool {
         let rests = |state: &State| matches!(state, State::Asleep | State::Frozen { .. });
         self.shared.mode == Mode::Staying
+            && !self.queue.has(slot)
             && self.hosts.get(&slot).is_some_and(|host| !host.removed && rests(&host.state))
     }
 
@@ -388,6 +404,7 @@ impl Core {
 
     /// What follows from a move, whichever it was.
     fn after(&mut self, now: Now, fx: &mut Vec<Effect>) {
+        self.begin_wakes(now, fx);
         while let Some(slot) = self.resting.pop() {
             self.let_go(slot, now, fx);
         }

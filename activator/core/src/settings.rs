@@ -55,6 +55,16 @@ pub struct Settings {
     pub retry: Nanos,
     /// Longest wait before a store request is repeated.
     pub retry_max: Nanos,
+    /// Wakes that are under way at a time; 0 means no limit.
+    #[serde(default)]
+    pub wakes_max: u32,
+    /// Thousandths of the time in which something waits for memory: hosts are put to sleep from the
+    /// first on, until it is below the second.
+    #[serde(default)]
+    pub pressure_high: u32,
+    /// See `pressure_high`.
+    #[serde(default)]
+    pub pressure_low: u32,
 }
 
 impl Settings {
@@ -73,6 +83,9 @@ impl Settings {
             proof: Nanos::from_secs(5),
             retry: Nanos::from_millis(200),
             retry_max: Nanos::from_secs(10),
+            wakes_max: 32,
+            pressure_high: 100,
+            pressure_low: 50,
         }
     }
 

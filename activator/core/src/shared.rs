@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     /// Sessions of other boxes, as they were last seen.
     pub(crate) watches: Watches,
     pub(crate) mode: Mode,
+    /// Memory runs short: what is idle is stopped and not frozen.
+    pub(crate) pressed: bool,
 }
 
 impl Shared {

@@ -64,6 +64,7 @@ impl World {
             },
             wake_budget: Nanos::from_secs(60),
             backoff_max: Nanos::from_secs(8),
+            wakes_max: self.plan.wakes_max,
             ..defaults
         }
     }
@@ -236,14 +237,28 @@ impl World {
         if activator.stamp != stamp || !activator.booted {
             return;
         }
+        let samples = self.samples(b);
+        self.core_event(b, Event::Sweep(samples));
+    }
+
+    fn samples(&self, b: BoxIndex) -> Vec<Sample> {
+        let Some(activator) = &self.boxes[b].activator else { return Vec::new() };
         let table = self.boxes[b].tables.get(&activator.life);
         let samples = activator.core.awake().map(|slot| {
             let (in_flight, last) = table.map_or((0, 0), |table| table.activity(slot));
             let stalled = activator.hosts.get(&slot).is_some_and(Hosted::is_stalled);
             Sample { slot, in_flight, last_active: Mono(last), stalled }
         });
-        let samples = samples.collect();
-        self.core_event(b, Event::Sweep(samples));
+        samples.collect()
+    }
+
+    /// Something waits for memory, more or less.
+    pub fn press(&mut self, b: BoxIndex) {
+        if self.boxes[b].activator.as_ref().is_some_and(|activator| activator.booted) {
+            let permille = if self.rng.chance(500) { 0 } else { 500 };
+            let samples = self.samples(b);
+            self.core_event(b, Event::Pressure(permille, samples));
+        }
     }
 
     /// An answer, heard before anything else is looked at.

@@ -249,7 +249,8 @@ impl World {
     fn operator(&mut self, b: BoxIndex) {
         let slots: Vec<Slot> = self.boxes[b].disk.routes.keys().copied().collect();
         let Some(slot) = self.rng.pick(&slots) else { return self.add_missing(b) };
-        match self.rng.below(14) {
+        match self.rng.below(16) {
+            14 | 15 => self.press(b),
             12 | 13 => self.core_event(b, Event::HandOut(slot)),
             0..3 => self.core_event(b, Event::Requested(slot, Cause::Operator)),
             3..6 => self.core_event(b, Event::Rest(slot)),

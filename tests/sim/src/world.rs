@@ -179,6 +179,8 @@ pub struct Plan {
     pub idle: Time,
     /// With a frozen tier: how long before the stop.
     pub frozen: Option<Time>,
+    /// Wakes of a box at a time; 0 means no limit.
+    pub wakes_max: u32,
     /// Replicas in a thousand that gather for a while before they upload.
     pub batched: u64,
     /// Uploads in a thousand that are followed by a snapshot.
@@ -203,6 +205,7 @@ impl Plan {
             tells_age: rng.chance(500),
             idle: rng.between(5, 40) * S,
             frozen: if rng.chance(300) { Some(rng.between(2, 20) * S) } else { None },
+            wakes_max: if rng.chance(500) { 1 } else { 0 },
             batched: 300,
             compacts: if rng.chance(500) { rng.between(20, 400) } else { 0 },
             storm: rng.between(120, 500) * S,
@@ -223,6 +226,7 @@ impl Plan {
             tells_age: true,
             idle: 10 * S,
             frozen: None,
+            wakes_max: 0,
             batched: 0,
             compacts: 0,
             storm: 0,

@@ -28,7 +28,7 @@ impl HostEntry {
 
     /// Frozen processes answer no question and do not see SIGTERM: thawed first, and the answer to
     /// that is of no interest.
-    pub(super) fn stop_frozen(&mut self, run: Run, why: Why, ctx: &mut Context<'_>) {
+    pub(crate) fn stop_frozen(&mut self, run: Run, why: Why, ctx: &mut Context<'_>) {
         let ticket = self.ticket();
         ctx.fx.push(Effect::Thaw(ticket, self.slot));
         self.stop(Some(run), why, Then::Sleep, ctx);
@@ -48,6 +48,9 @@ impl HostEntry {
 
     /// Idle, and to be frozen: what is due meanwhile thaws it, so it is asked before.
     fn rest_warm(&mut self, run: Run, then: Then, ctx: &mut Context<'_>) {
+        if ctx.shared.pressed {
+            return self.stop(Some(run), Why::Idle, then, ctx);
+        }
         if !self.policy.asks_due {
             return self.freeze(run, ctx);
         }
