@@ -82,6 +82,9 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
              routes by itself"
         );
     };
+    for warning in dormouse_link::config::warnings(&config) {
+        tracing::warn!(warning, "the config");
+    }
     let paths = Paths::of(&config.this_box);
     paths.make().context("the box's directories")?;
     let _lock = lock(&paths.data().join("lock"))?;

@@ -13,6 +13,7 @@ mod environment;
 mod health;
 mod instance;
 mod nursery;
+mod open_files;
 mod processes;
 mod spawn;
 

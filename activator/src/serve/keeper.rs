@@ -5,7 +5,9 @@ use dormouse_core::event::{Event, Saved};
 use dormouse_core::ids::{Slot, Txid};
 use dormouse_core::position::RemoteTip;
 use dormouse_core::time::Deadline;
+use dormouse_instances::Instance;
 use dormouse_replica::compact::{self, CompactError};
+use dormouse_replica::holders::Holders;
 use dormouse_replica::levels::Inventory;
 use dormouse_replica::replica::{self as running, Running};
 use dormouse_replica::{clock, position_file};
@@ -25,6 +27,20 @@ pub(crate) struct Attach {
     pub(crate) slot: Slot,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
     pub(crate) deadline: watch::Receiver<Deadline>,
+    /// Whose processes have the database open.
+    pub(crate) instance: Option<Instance>,
+}
+
+impl Attach {
+    /// What the instance has open, for a follower whose file became another one.
+    pub(crate) fn holders(&self) -> Holders {
+        match self.instance.clone() {
+            Some(instance) => {
+                Holders::new(move |database, former| instance.holds_former(database, former))
+            }
+            None => Holders::default(),
+        }
+    }
 }
 
 /// Owns a running replica: passes the deadline on, reports, finishes it when asked.

@@ -14,6 +14,8 @@ pub(crate) struct ReplicaStatus {
     pub(crate) durable_txid: u64,
     pub(crate) lag_ms: u64,
     pub(crate) behind_bytes: u64,
+    /// Not everything that was written is durable.
+    pub(crate) is_behind: bool,
     /// Something is in the way: `state` says what.
     pub(crate) stalled: bool,
     pub(crate) state: String,
@@ -80,8 +82,8 @@ impl Watched {
         self.seen().changed_after = Some(txid);
     }
 
-    /// Of an awake host.
-    pub(crate) fn status(&self) -> Option<ReplicaStatus> {
+    /// Of an awake host; `store` says what is in the way of the store's use.
+    pub(crate) fn status(&self, store: Option<&str>) -> Option<ReplicaStatus> {
         let status = self.peek()?;
         let now = clock::system_now();
         let lag_ns = status.behind_since.map_or(0, |since| now.mono.since(since).0);
@@ -95,7 +97,9 @@ impl Watched {
             }
             (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
             (State::Following, ..) if is_behind && is_over => {
-                (true, "stalled: this box's session is not renewed, uploads wait for it".to_owned())
+                let what = "stalled: this box's session is not renewed, uploads wait for it";
+                let why = store.map(|why| format!(": the store is {why}"));
+                (true, format!("{what}{}", why.unwrap_or_default()))
             }
             (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),
             (State::Following, None, Some(waited)) => {
@@ -111,6 +115,7 @@ impl Watched {
             durable_txid: status.durable.0,
             lag_ms: lag_ns / MILLI_NS,
             behind_bytes: status.behind_bytes,
+            is_behind,
             stalled,
             state,
         })

@@ -12,7 +12,7 @@ mod check;
 mod replica;
 mod span;
 
-pub use check::{BOX_NAME, ConfigError, is_box_name};
+pub use check::{BOX_NAME, ConfigError, is_box_name, warnings};
 pub use replica::{Drill, Replica};
 pub use span::Span;
 

@@ -7,6 +7,7 @@
 //! A task a host on the runtime; what blocks (`SQLite`, encoding, fsync) runs on the runtime's
 //! blocking pool, and an idle host has neither a timer nor a thread.
 
+mod attach;
 mod driver;
 mod finish;
 mod gather;
@@ -24,6 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::follow::{FollowError, Follower, FreshMark, ImageWhy, Limits, SpooledFile, wal_path};
+use crate::holders::Holders;
 use crate::inspect;
 use crate::levels::{self, Budget, Inventory, LevelSettings};
 use crate::position_file::{self, PositionFileError};
@@ -222,6 +224,9 @@ pub struct Replica<S> {
     inventory: Option<Inventory>,
     /// What an earlier process spooled, and may have sent.
     unsent: Option<SpooledFile>,
+    holders: Holders,
+    /// Inodes of what was followed before, where that is known.
+    former: Vec<u64>,
 }
 
 /// What opening finds on the disk.
@@ -250,9 +255,25 @@ impl<S: Store> Replica<S> {
         } else {
             Opened::NeedsFullImage
         };
-        let unsent = None;
-        let this = Self { place, watcher, settings, base, follower, own_nonces, inventory, unsent };
+        let this = Self {
+            place,
+            watcher,
+            settings,
+            base,
+            follower,
+            own_nonces,
+            inventory,
+            unsent: None,
+            holders: Holders::default(),
+            former: Vec::new(),
+        };
         Ok((this, opened))
+    }
+
+    /// Who knows what files the app has open.
+    #[must_use]
+    pub fn held_by(self, holders: Holders) -> Self {
+        Self { holders, ..self }
     }
 
     /// After the app is healthy: replication begins. `deadline` is the session's.

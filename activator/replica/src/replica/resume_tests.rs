@@ -64,7 +64,7 @@ async fn durable(running: &mut Running) -> Txid {
 
 async fn resume(world: &World) -> (Replica<DirectoryStore>, Opened) {
     let place = place(world, world.store.clone());
-    Replica::resume(place, watcher(), settings(world)).await.unwrap()
+    Replica::resume(place, watcher(), settings(world), Holders::default()).await.unwrap()
 }
 
 /// A host that slept at number 1 and is awake again; its app has written nothing yet.
@@ -195,7 +195,8 @@ async fn what_was_spooled_and_perhaps_sent_goes_first_with_its_own_nonce() {
         kill(running).await;
         let store = FaultyStore::new(world.store.clone(), &[fault; 64]);
         let place = place(&world, store.clone());
-        let (replica, _) = Replica::resume(place, watcher(), settings(&world)).await.unwrap();
+        let (replica, _) =
+            Replica::resume(place, watcher(), settings(&world), Holders::default()).await.unwrap();
         let running = replica.start(None);
         insert(&app, 1, 10);
         let mut ticks = tokio::time::interval(Duration::from_millis(1));
@@ -220,12 +221,19 @@ async fn a_position_of_another_generation_or_a_clean_one_is_refused() {
     let (running, _app) = awake(&world).await;
     kill(running).await;
     let other = Settings { generation: Generation(4), ..settings(&world) };
-    let refused = Replica::resume(place(&world, world.store.clone()), watcher(), other).await;
+    let refused =
+        Replica::resume(place(&world, world.store.clone()), watcher(), other, Holders::default())
+            .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
     let position = position_file::load(&world.state()).unwrap().unwrap();
     position_file::save(&world.state(), &Position { clean: true, ..position }).unwrap();
-    let refused =
-        Replica::resume(place(&world, world.store.clone()), watcher(), settings(&world)).await;
+    let refused = Replica::resume(
+        place(&world, world.store.clone()),
+        watcher(),
+        settings(&world),
+        Holders::default(),
+    )
+    .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
 }
 
@@ -239,7 +247,40 @@ async fn two_files_behind_the_position_are_refused() {
     for nonce in ["a", "b"] {
         fs::write(dir.join(spool::name(Txid(2), &Nonce::from(nonce))), "x").unwrap();
     }
-    let refused =
-        Replica::resume(place(&world, world.store.clone()), watcher(), settings(&world)).await;
+    let refused = Replica::resume(
+        place(&world, world.store.clone()),
+        watcher(),
+        settings(&world),
+        Holders::default(),
+    )
+    .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
+}
+
+#[tokio::test]
+async fn an_app_that_has_a_former_file_open_is_not_followed_after_a_restart_either() {
+    let world = World::new();
+    let app = world.app(4096);
+    note(&world, Txid(0), None);
+    let inode = crate::inspect::stat(&world.db()).unwrap().unwrap().inode;
+    let holds = Holders::new(move |_, former| {
+        assert_eq!(former, [inode]);
+        true
+    });
+    let place = place(&world, world.store.clone());
+    let resumed = Replica::resume(place, watcher(), settings(&world), holds).await;
+    let (replica, opened) = resumed.unwrap();
+    assert_eq!(opened, Opened::NeedsFullImage);
+    // Another file, so that the followed one is known to be no longer the app's.
+    let other = world.dir.path().join("other.db");
+    app.execute("VACUUM INTO ?1", [other.to_str().unwrap()]).unwrap();
+    std::fs::rename(other, world.db()).unwrap();
+    let running = replica.start(None);
+    let mut status = running.watch();
+    let told = status.wait_for(|status| match &status.state {
+        crate::replica::State::Detached { reason } => reason.contains("former file"),
+        crate::replica::State::Following | crate::replica::State::StoodDown => false,
+    });
+    tokio::time::timeout(Duration::from_secs(20), told).await.unwrap().unwrap();
+    running.abandon();
 }

@@ -62,11 +62,11 @@ pub(super) fn override_from(
         }
     }
     if let Some(idle) = set("DORMOUSE_IDLE") {
-        config.sleep.idle = idle.parse::<Span>().map_err(|problem| ConfigError::Value {
+        config.sleep.idle = idle.parse::<Span>().map_err(|_| ConfigError::Value {
             place: ENVIRONMENT.to_owned(),
             key: "DORMOUSE_IDLE".to_owned(),
-            problem,
-            allowed: "a duration like 15m or 90s",
+            problem: format!("{idle:?} is not a duration"),
+            allowed: super::span::ALLOWED,
         })?;
     }
     Ok(())
@@ -379,6 +379,27 @@ fn app(name: &str, app: &App) -> Result<(), Misfit> {
     Ok(())
 }
 
+/// What is probably a mistake, though it may be meant: for people.
+#[must_use]
+pub fn warnings(config: &Config) -> Vec<String> {
+    let knows = |app: &App| {
+        // By its whole path, by its directory, or by its name: an app starts in that directory.
+        let tells =
+            |text: &String| ["{db}", "{dir}", &app.db].iter().any(|part| text.contains(*part));
+        app.command.iter().chain(app.env.values()).any(tells)
+    };
+    let unaware = config.apps.iter().filter(|(_, app)| !knows(app));
+    unaware
+        .map(|(name, app)| {
+            let db = &app.db;
+            format!(
+                "app.{name}.command: nothing tells the app which database is replicated: unless it \
+                 opens {db:?} in its working directory by itself, give it {{db}}"
+            )
+        })
+        .collect()
+}
+
 /// A word in braces that looks like one of ours and is none; `${…}` is a shell's.
 fn unknown_word(text: &str) -> Option<&str> {
     let mut rest = text;
@@ -506,6 +527,23 @@ mod tests {
     }
 
     #[test]
+    fn an_app_that_is_not_told_its_database_is_warned_of() {
+        let warned = |more: &str| {
+            let text = format!("[app.x]\ncommand = [\"/x\", \"{{socket}}\"{more}");
+            warnings(&load(&text, &[]).unwrap()).join("\n")
+        };
+        assert!(warned("]").contains("app.x.command"), "{}", warned("]"));
+        for told in [
+            ", \"{db}\"]",
+            ", \"--data={dir}\"]",
+            ", \"app.db\"]",
+            "]\n[app.x.env]\nDATABASE = \"app.db\"",
+        ] {
+            assert_eq!(warned(told), "", "{told}");
+        }
+    }
+
+    #[test]
     fn an_s3_store_needs_a_bucket_and_a_region_or_an_endpoint() {
         for text in [
             "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"us-gov-west-1\"",
@@ -533,6 +571,7 @@ mod tests {
         assert_eq!(config.store.unwrap().prefix, "p");
         assert_eq!(config.sleep.idle, Span::from_secs(90));
         let error = load(text, &[("DORMOUSE_IDLE", "soon")]).unwrap_err();
-        assert!(error.contains("DORMOUSE_IDLE"), "{error}");
+        assert!(error.contains("DORMOUSE_IDLE") && error.contains("\"soon\""), "{error}");
+        assert_eq!(error.matches("allowed").count(), 1, "{error}");
     }
 }
