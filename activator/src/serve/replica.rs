@@ -254,14 +254,18 @@ impl HostReplica {
         let mut fence = self.fence.lock().await;
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
             let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
-            let watched = self.watched.clone();
+            let (watched, limits) = (self.watched.clone(), self.rules.limits);
             let made = blocking(move || {
                 tell_change(&database, &state_dir, &watched)?;
-                Fence::image(&database, &state_dir, txid, &nonce, wall_ms()).map_err(text)
+                Ok(Fence::image(&database, &state_dir, limits, txid, &nonce, wall_ms()))
             });
             match made.await {
-                Ok(made) => *fence = Some(made),
-                Err(why) => return failed(ReplicaProblem::Unfit(why)),
+                Ok(Ok(made)) => *fence = Some(made),
+                Ok(Err(error)) if !error.blames_disk() => {
+                    return failed(ReplicaProblem::Unfit(error.to_string()));
+                }
+                Ok(Err(error)) => return failed(ReplicaProblem::Local(error.to_string())),
+                Err(why) => return failed(ReplicaProblem::Local(why)),
             }
         }
         match fence.as_ref() {
@@ -352,7 +356,10 @@ impl HostReplica {
                 *stage = Stage::Opened(Box::new(opened));
                 Answer::Opened(Ok(()))
             }
-            Err(error) => Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string()))),
+            Err(error) if error.blames_database() => {
+                Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string())))
+            }
+            Err(error) => Answer::Opened(Err(ReplicaProblem::Local(error.to_string()))),
         }
     }
 

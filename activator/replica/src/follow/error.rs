@@ -107,8 +107,10 @@ impl FollowError {
         }
     }
 
-    /// The disk takes nothing more: full, over its quota, or read-only.
-    pub(crate) fn is_full_disk(&self) -> bool {
+    /// The disk is in the way, not the database: it takes nothing more, being full, over its quota, or
+    /// read-only.
+    #[must_use]
+    pub fn blames_disk(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         let kind = match self {
             Self::Io { source, .. } => source.kind(),

@@ -346,8 +346,7 @@ impl<S: Store> Driver<S> {
             Some(Ok(None)) | None => UploadInput::Spooled(None),
             Some(Err(error @ (FollowError::Io { .. } | FollowError::Ltx(_)))) => {
                 // A full disk, or a lock of the app: everything is still pending.
-                self.no_room =
-                    if error.is_full_disk() { self.no_room.saturating_add(1) } else { 0 };
+                self.no_room = if error.blames_disk() { self.no_room.saturating_add(1) } else { 0 };
                 self.trouble(error.to_string());
                 UploadInput::SpoolFailed
             }

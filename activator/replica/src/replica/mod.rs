@@ -205,6 +205,17 @@ pub enum OpenError {
     Runtime,
 }
 
+impl OpenError {
+    /// The database is none that can be replicated; else this box is in the way.
+    #[must_use]
+    pub fn blames_database(&self) -> bool {
+        match self {
+            Self::Follow(error) => !error.blames_disk(),
+            Self::Position(_) | Self::Spool { .. } | Self::NotOpen(_) | Self::Runtime => false,
+        }
+    }
+}
+
 enum Command {
     SetDeadline(Option<Deadline>),
     Finish { budget: Nanos, reply: oneshot::Sender<Finished> },

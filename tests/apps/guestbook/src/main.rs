@@ -34,6 +34,9 @@ struct Arguments {
     /// Go on after SIGTERM, as a stubborn app would.
     #[arg(long)]
     ignore_sigterm: bool,
+    /// Keep the database locked, as an app does that cannot be replicated.
+    #[arg(long)]
+    exclusive: bool,
 }
 
 /// What all requests share.
@@ -42,7 +45,7 @@ pub(crate) type Shared = Arc<Mutex<Book>>;
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let book = Book::open(&arguments.db)
+    let book = Book::open(&arguments.db, arguments.exclusive)
         .with_context(|| format!("database {}", arguments.db.display()))?;
     if arguments.start_ms > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(arguments.start_ms)).await;
