@@ -365,6 +365,11 @@ impl Running {
         self.events.recv().await
     }
 
+    /// The next event, if it has come already.
+    pub fn event_at_once(&mut self) -> Option<Event> {
+        self.events.try_recv().ok()
+    }
+
     /// The state as it is now.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -400,15 +405,18 @@ impl Running {
 
     /// After the app is proven gone: uploads the rest, empties the WAL, writes the position.
     /// Dropped before its end, it is not taken back: [`Running::abandon`] ends it.
-    pub async fn finish(&self, budget: Nanos) -> Finished {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.commands.send(Command::Finish { budget, reply }).await.is_ok();
-        let finished = if sent { answer.await.ok() } else { None };
-        finished.unwrap_or_else(|| {
-            let status = self.status.borrow();
-            let reason = Some("the replication task had ended".to_owned());
-            Finished { txid: status.durable, etag: status.etag.clone(), clean: false, reason }
-        })
+    pub fn finish(&self, budget: Nanos) -> impl Future<Output = Finished> + Send + use<> {
+        let (commands, status) = (self.commands.clone(), self.status.clone());
+        async move {
+            let (reply, answer) = oneshot::channel();
+            let sent = commands.send(Command::Finish { budget, reply }).await.is_ok();
+            let finished = if sent { answer.await.ok() } else { None };
+            finished.unwrap_or_else(|| {
+                let status = status.borrow();
+                let reason = Some("the replication task had ended".to_owned());
+                Finished { txid: status.durable, etag: status.etag.clone(), clean: false, reason }
+            })
+        }
     }
 
     /// Lets go without uploading or checkpointing anything; what is spooled stays. The position
