@@ -67,6 +67,9 @@ const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+    for warning in dormouse_link::config::warnings(&config) {
+        tracing::warn!(warning, "the config");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -82,9 +85,6 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
              routes by itself"
         );
     };
-    for warning in dormouse_link::config::warnings(&config) {
-        tracing::warn!(warning, "the config");
-    }
     let paths = Paths::of(&config.this_box);
     paths.make().context("the box's directories")?;
     let _lock = lock(&paths.data().join("lock"))?;

@@ -96,9 +96,10 @@ impl Watched {
                 (true, "stood down: another writer owns the replica".to_owned())
             }
             (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
-            (State::Following, ..) if is_behind && is_over => {
+            (State::Following, trouble, _) if is_behind && is_over => {
                 let what = "stalled: this box's session is not renewed, uploads wait for it";
-                let why = store.map(|why| format!(": the store is {why}"));
+                let why = store.map(|why| format!("; the store: {why}"));
+                let why = why.or_else(|| trouble.map(|why| format!("; {why}")));
                 (true, format!("{what}{}", why.unwrap_or_default()))
             }
             (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),

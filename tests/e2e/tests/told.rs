@@ -88,7 +88,7 @@ fn a_host_whose_uploads_wait_for_the_session_says_what_the_store_says() -> Resul
     world.sign(HOST, "two")?;
     until(PATIENCE, "the cause is told", || {
         let replica = replica(&world)?;
-        Ok(replica.contains("session is not renewed") && replica.contains("the store is away: "))
+        Ok(replica.contains("session is not renewed") && replica.contains("the store: away: "))
     })?;
     fs::rename(&aside, &store)?;
     until(PATIENCE, "all is uploaded", || Ok(replica(&world)? == "following"))?;

@@ -113,8 +113,9 @@ impl FollowError {
     pub fn blames_disk(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         let kind = match self {
-            Self::Io { source, .. } => source.kind(),
-            Self::Ltx(LtxError { fault: LtxFault::Io(source), .. }) => source.kind(),
+            Self::Io { source, .. } | Self::Ltx(LtxError { fault: LtxFault::Io(source), .. }) => {
+                source.kind()
+            }
             Self::Ltx(_)
             | Self::Absent { .. }
             | Self::Unsafe { .. }
