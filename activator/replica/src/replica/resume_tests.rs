@@ -11,6 +11,7 @@ use crate::clock::system_now;
 use crate::faulty::{Fault, FaultyStore};
 use crate::follow::Limits;
 use crate::levels::{Budget, LevelSettings};
+use crate::replica::gather_tests::until;
 use crate::replica::{Event, Running};
 use crate::testkit::{PREFIX, World, insert};
 
@@ -86,6 +87,12 @@ async fn awake(world: &World) -> (Running, Connection) {
     (replica.start(None), world.app(4096))
 }
 
+/// The event comes before the mark is on the disk, without which an image is right.
+async fn durable_and_marked(world: &World, running: &mut Running, txid: Txid) {
+    assert_eq!(durable(running).await, txid);
+    until("its mark is saved", || WalMark::load(&world.state(), txid).is_some()).await;
+}
+
 /// As a kill: nothing is finished, and the app runs on.
 async fn kill(running: Running) {
     let task = std::sync::Arc::clone(&running.task);
@@ -113,7 +120,7 @@ async fn what_was_written_in_the_gap_is_an_increment() {
     let world = World::new();
     let (mut running, app) = awake(&world).await;
     insert(&app, 1, 10);
-    assert_eq!(durable(&mut running).await, Txid(2));
+    durable_and_marked(&world, &mut running, Txid(2)).await;
     kill(running).await;
     insert(&app, 1, 10);
     let (replica, opened) = resume(&world).await;
@@ -158,7 +165,7 @@ async fn a_wal_that_was_begun_anew_in_the_gap_calls_for_an_image() {
         let (mut running, app) = awake(&world).await;
         if writes_before {
             insert(&app, 1, 10);
-            durable(&mut running).await;
+            durable_and_marked(&world, &mut running, Txid(2)).await;
         }
         kill(running).await;
         insert(&app, 1, 10);
