@@ -243,8 +243,8 @@ fn a_large_host_of_a_box_that_is_gone_is_taken_over_from_a_slow_store() -> Resul
     );
     let rows = first.names_all(HOST)?;
     first.end_activator(Signal::SIGKILL)?;
-    proxy.delay(std::time::Duration::from_millis(300));
     let second = World::started(&bin, &on("box-2", &proxy.endpoint())?)?;
+    proxy.delay(std::time::Duration::from_millis(300));
     second.add(HOST, "guestbook")?;
     ensure!(second.get(HOST, "/")?.field("x-dormouse-reason") == Some("elsewhere"));
     second.dormouse(&["takeover", "box-1"])?;

@@ -64,7 +64,8 @@ fn an_app_whose_database_was_swapped_is_detached_until_it_has_let_go_of_the_form
     // Another activator finds the same.
     world.end_activator(Signal::SIGKILL)?;
     world.start_activator()?;
-    until(PATIENCE, "it is told again", || detached(&world))?;
+    until(PATIENCE, "it is told again", || detached(&world))
+        .with_context(|| world.log("activator.log").unwrap_or_default())?;
     let names = world.names(HOST).with_context(|| problem(&world).unwrap_or_default())?;
     ensure!(names == ["one", "lost"], "and the app was left alone");
     let asleep = world.dormouse(&["sleep", HOST])?;

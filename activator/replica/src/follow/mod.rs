@@ -250,6 +250,12 @@ impl Follower {
         matches!(self.place, Place::Fresh)
     }
 
+    /// The database's inode.
+    #[must_use]
+    pub const fn inode(&self) -> u64 {
+        self.database.inode()
+    }
+
     /// What is followed: the inodes of the database and its WAL.
     #[must_use]
     pub fn inodes(&self) -> Vec<u64> {

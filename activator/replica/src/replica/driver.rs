@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_core::ids::{ETag, Nonce, Txid};
-use dormouse_core::position::{POSITION_VERSION, Position};
+use dormouse_core::position::{FileId, POSITION_VERSION, Position};
 use dormouse_core::time::{Deadline, Mono, Nanos, Now};
 use dormouse_core::upload::{PutAnswer, Spooled, Standing, UploadInput, UploadOutput, Uploader};
 use dormouse_store::{LtxKey, Store};
@@ -429,8 +429,12 @@ impl<S: Store> Driver<S> {
 
     /// The position of the newest acknowledged L0.
     pub(super) fn position(&self, clean: bool) -> Option<Position> {
-        let file = inspect::stat(&self.settings.database).ok().flatten()?;
         let follower = self.follower.as_ref()?;
+        let file = inspect::stat(&self.settings.database).ok().flatten()?;
+        // Never the look of another file that has been put in its place meanwhile.
+        let is_followed = file.inode == follower.inode();
+        let gone = FileId { inode: follower.inode(), size: 0, ctime_ns: 0 };
+        let file = if is_followed { file } else { gone };
         Some(Position {
             version: POSITION_VERSION,
             generation: self.settings.generation,

@@ -66,6 +66,9 @@ impl<S: Store> Replica<S> {
     }
 }
 
+/// No file has it: what was followed counts as changed, whatever the position says.
+const NO_INODE: u64 = 0;
+
 /// Blocks.
 fn find_again(settings: &Settings, holders: &Holders) -> Result<Left, OpenError> {
     let state_dir = &settings.state_dir;
@@ -79,8 +82,11 @@ fn find_again(settings: &Settings, holders: &Holders) -> Result<Left, OpenError>
     levels::clear(state_dir).map_err(spooled)?;
     let inventory = Inventory::take(state_dir, settings.generation, durable);
     // Of the WAL nothing is known: of one that lost its name, the app's own processes tell.
-    let former = vec![position.file.inode];
+    let mut former = vec![position.file.inode];
     let opened = holders.check(&settings.database, &former);
+    if opened.is_err() {
+        former.push(NO_INODE);
+    }
     let mut follower = match opened.and_then(|()| open_again(settings, durable)) {
         Ok(follower) => Some(follower),
         // Tried again as long as the app runs, and told meanwhile.
