@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use dormouse_core::ids::Txid;
-use dormouse_link::config::{BOX_NAME, Config, is_box_name};
+use dormouse_link::config::{BOX_NAME, Config, is_box_name, warnings};
 use dormouse_registry::canonical_host;
 use dormouse_replica::restore::Target;
 use dormouse_store::Reading;
@@ -58,8 +58,8 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             let path = format!("/hosts/{}/wake", name(&host)?);
             show_host(&of(&ask("POST", path, Value::Null).await?)?, json)
         }
-        Command::Sleep { host } => {
-            let path = format!("/hosts/{}/sleep", name(&host)?);
+        Command::Sleep { host, no_wait } => {
+            let path = format!("/hosts/{}/sleep?wait={}", name(&host)?, !no_wait);
             show_host(&of(&ask("POST", path, Value::Null).await?)?, json)
         }
         Command::Wait { host, state, timeout_s } => {
@@ -87,6 +87,10 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             say(&ask("POST", format!("/takeover/{name}"), Value::Null).await?, json)
         }
         Command::Config { command: ConfigCommand::Check } => {
+            for warning in warnings(&config) {
+                // Nobody may listen.
+                drop(writeln!(std::io::stderr(), "dormouse: warning: {warning}"));
+            }
             print_value(&serde_json::to_value(&config)?, json)
         }
     }

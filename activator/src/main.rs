@@ -71,10 +71,14 @@ enum Command {
         /// The host's name.
         host: String,
     },
-    /// Put a host to sleep now, whatever is in flight; an error when it is on another box, or outside.
+    /// Put a host to sleep now, whatever is in flight, and wait until it is asleep; an error when it is
+    /// on another box, or outside.
     Sleep {
         /// The host's name.
         host: String,
+        /// Only begin it.
+        #[arg(long)]
+        no_wait: bool,
     },
     /// Wait until a host is in a state.
     Wait {
@@ -88,6 +92,9 @@ enum Command {
         timeout_s: u64,
     },
     /// Restore a host's database from the store into a file; needs no running activator.
+    #[command(
+        override_usage = "dormouse restore [OPTIONS] (--to <FILE> | --dry-run) [--at <TIME> | --txid <TXID>] <HOST>"
+    )]
     Restore {
         /// The host's name.
         host: String,
@@ -112,12 +119,13 @@ enum Command {
         from: From,
     },
     /// Hand a host to an outside supervisor, or take it back.
+    #[command(group(clap::ArgGroup::new("way").required(true).args(["off", "on"])))]
     Hibernate {
         /// The host's name.
         host: String,
         /// Put it to sleep, upload everything, and let no box wake it: an outside supervisor runs
         /// it from now on, on this box's file.
-        #[arg(long, required_unless_present = "on", conflicts_with = "on")]
+        #[arg(long)]
         off: bool,
         /// Take it back: this box's file is the truth, and is uploaded whole. The outside
         /// supervisor must have stopped it.

@@ -27,7 +27,17 @@ pub(crate) struct Wanted {
     pub(crate) target: Target,
 }
 
-async fn place(config: &Config, host: &str) -> anyhow::Result<Place<AnyStore>> {
+async fn place(config: &Config, wanted: &Wanted) -> anyhow::Result<Place<AnyStore>> {
+    let host = &wanted.host;
+    if let Target::Timestamp(ms) = wanted.target {
+        let now = system_now().wall.unix_ms();
+        if ms > now {
+            let (at, now) = (rfc3339(ms), rfc3339(now));
+            bail!(
+                "--at {at} is in the future, it is {now} now: for the newest state leave --at away"
+            );
+        }
+    }
     let Some(store) = &config.store else {
         bail!("the config has no [store]: there is nothing to restore from");
     };
@@ -38,7 +48,13 @@ async fn place(config: &Config, host: &str) -> anyhow::Result<Place<AnyStore>> {
     }
     let prefix = store.prefix.clone();
     let (store, _) = open_store(store).await?;
-    Ok(Place { store, prefix, host: Host(host.to_owned()) })
+    Ok(Place { store, prefix, host: Host(host.clone()) })
+}
+
+/// What cannot be done, and where it was looked for.
+fn unrestored(place: &Place<AnyStore>) -> String {
+    let Place { store, prefix, host } = place;
+    format!("{host} cannot be restored from {}, prefix {prefix}", store.place())
 }
 
 /// `restore`, for real or not.
@@ -63,10 +79,10 @@ pub(crate) async fn restore(
 
 /// `restore --dry-run`: what would be read, and what would be reached.
 async fn dry_run(config: &Config, wanted: &Wanted, json: bool) -> anyhow::Result<ExitCode> {
-    let Place { store, prefix, host } = place(config, &wanted.host).await?;
-    let plan = plan(&store, &prefix, &host, wanted.target)
-        .await
-        .with_context(|| format!("{} cannot be restored", wanted.host))?;
+    let place = place(config, wanted).await?;
+    let Place { store, prefix, host } = &place;
+    let plan =
+        plan(store, prefix, host, wanted.target).await.with_context(|| unrestored(&place))?;
     let time = rfc3339(plan.timestamp_ms);
     if json {
         let file = |file: &dormouse_replica::restore::RemoteFile| {
@@ -116,13 +132,20 @@ async fn to_file(
             bail!("{}: exists already; nothing was changed", taken.display());
         }
     }
-    let Place { store, prefix, host } = place(config, &wanted.host).await?;
+    // Before anything is read: else a temporary name beside it would be blamed.
+    if let Some(dir) = to.parent()
+        && !dir.is_dir()
+    {
+        bail!("{}: no such directory: make it, or restore elsewhere", dir.display());
+    }
+    let place = place(config, wanted).await?;
+    let Place { store, prefix, host } = &place;
     // A name of its own: what lies beside the file is not ours.
     let temporary = beside(&format!(".restore-{}-{:x}", std::process::id(), random_u64()?));
     let progress = Progress::default();
-    let work = restore_watched(&store, &prefix, &host, wanted.target, &temporary, &progress);
+    let work = restore_watched(store, prefix, host, wanted.target, &temporary, &progress);
     let restored = shown(work, &progress).await;
-    let restored = restored.with_context(|| format!("{} cannot be restored", wanted.host))?;
+    let restored = restored.with_context(|| unrestored(&place))?;
     if let Err(error) = restored.adopt(to, None) {
         std::fs::remove_file(&temporary).ok();
         return Err(error.into());
@@ -148,8 +171,8 @@ pub(crate) async fn verify(
     wanted: &Wanted,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
-    let not_done = || format!("{} could not be verified", wanted.host);
-    let place = place(config, &wanted.host).await.with_context(not_done)?;
+    let unsure = || format!("{} could not be verified", wanted.host);
+    let place = place(config, wanted).await.with_context(unsure)?;
     let name = format!("verify-{}-{:x}", std::process::id(), random_u64()?);
     let scratch = scratch_dir(config).join(name);
     let progress = Progress::default();
@@ -168,7 +191,10 @@ pub(crate) async fn verify(
             drop(writeln!(std::io::stderr(), "dormouse: {host} is NOT good: {error}{next}"));
             return Ok(ExitCode::from(NOT_GOOD));
         }
-        done => done.with_context(not_done)?,
+        done => done.with_context(|| {
+            let Place { store, prefix, .. } = &place;
+            format!("{} could not be verified from {}, prefix {prefix}", wanted.host, store.place())
+        })?,
     };
     let value = serde_json::json!({
         "host": wanted.host,

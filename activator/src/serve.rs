@@ -44,6 +44,7 @@ mod notify;
 mod outside;
 mod owner;
 pub(crate) mod paths;
+mod pressure;
 mod records;
 mod refusals;
 mod replica;
@@ -70,6 +71,9 @@ const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
 pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+    for warning in dormouse_link::config::warnings(&config) {
+        tracing::warn!(warning, "the config");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -141,6 +145,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     }
     notify::ready(driver.parts.inputs.clone());
     let drilling = drill::start(&driver.parts);
+    pressure::watch(&config.pressure, driver.parts.inputs.clone());
     driver.run().await;
     drilling.end().await;
     driver.parts.nursery.close();
@@ -256,6 +261,9 @@ fn settings(config: &Config, identity: Identity) -> Settings {
         backoff_max: nanos(config.wake.backoff_max),
         grace: nanos(config.sleep.grace),
         proof: nanos(config.sleep.proof),
+        wakes_max: config.wake.at_a_time,
+        pressure_high: config.pressure.high_percent.saturating_mul(10),
+        pressure_low: config.pressure.low_percent.saturating_mul(10),
         ..Settings::new(identity)
     }
 }

@@ -130,7 +130,7 @@ impl Instance {
         }
     }
 
-    fn pids(&self) -> Vec<i32> {
+    pub(crate) fn pids(&self) -> Vec<i32> {
         match &self.inner.boundary {
             Boundary::Cgroup(cgroup) => cgroup.pids(),
             Boundary::Mark => {

@@ -15,9 +15,11 @@ mod health;
 mod instance;
 mod limits;
 mod nursery;
+mod open_files;
 mod pen;
 mod processes;
 mod spawn;
+mod stalls;
 
 pub use cgroup::{Leaf, settle_in_leaf};
 pub use confine::{Confine, landlock_works};
@@ -27,3 +29,4 @@ pub use instance::{Instance, LeaderId};
 pub use limits::{Limits, Met};
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};
 pub use pen::Pen;
+pub use stalls::StallTrigger;

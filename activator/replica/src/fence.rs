@@ -12,7 +12,7 @@ use dormouse_core::ids::{ETag, Nonce, Txid};
 use dormouse_core::upload::{PutAnswer, Standing};
 use dormouse_store::{LtxKey, Store};
 
-use crate::follow::{FollowError, Follower, WalMark};
+use crate::follow::{FollowError, Follower, Limits, WalMark};
 use crate::levels;
 use crate::ltx::{Encoder, Encoding, Header, LtxError, Pgno, WAL_HEADER_LEN};
 use crate::position_file::{self, PositionFileError};
@@ -78,6 +78,17 @@ pub enum FenceError {
     Position(#[from] PositionFileError),
 }
 
+impl FenceError {
+    /// This box's disk is in the way, not the database: a full one, say.
+    #[must_use]
+    pub fn blames_disk(&self) -> bool {
+        match self {
+            Self::Follow(error) => error.blames_disk(),
+            Self::Io { .. } | Self::Ltx(_) | Self::Position(_) => true,
+        }
+    }
+}
+
 impl Fence {
     /// A fence after what was restored: page 1 as it is. Over an empty remote
     /// ([`Restored::empty`]) it is TXID 1, the whole one-page database. Blocks.
@@ -115,6 +126,7 @@ impl Fence {
     pub fn image(
         database: &Path,
         state_dir: &Path,
+        limits: Limits,
         txid: Txid,
         nonce: &Nonce,
         timestamp_ms: i64,
@@ -122,6 +134,7 @@ impl Fence {
         let before = Txid(txid.0.saturating_sub(1));
         let mark = WalMark::load(state_dir, before);
         let mut follower = Follower::open_at(database, state_dir, mark.as_ref())?;
+        follower.set_limits(limits);
         let known = position_file::load(state_dir)?.filter(|position| position.txid > Txid(0));
         let known = known.map_or(0, |position| position.page_size);
         if ![0, follower.page_size().get()].contains(&known) {
@@ -254,7 +267,7 @@ mod tests {
         std::fs::copy(wal, crate::follow::wal_path(&crashed.db())).unwrap();
         drop(app);
         let (db, state) = (crashed.db(), crashed.state());
-        let fence = Fence::image(&db, &state, Txid(1), &nonce("a"), 5).unwrap();
+        let fence = Fence::image(&db, &state, Limits::default(), Txid(1), &nonce("a"), 5).unwrap();
         assert!(matches!(fence.send(&place(&crashed)).await, FenceOutcome::Done { .. }));
         crashed.txid = Txid(1);
         crashed.assert_restore_is_identical().await;
@@ -281,7 +294,9 @@ mod tests {
 
     async fn fenced(world: &mut World) -> u64 {
         let txid = world.txid.next();
-        let fence = Fence::image(&world.db(), &world.state(), txid, &nonce("a"), 5).unwrap();
+        let fence =
+            Fence::image(&world.db(), &world.state(), Limits::default(), txid, &nonce("a"), 5)
+                .unwrap();
         let size = fs::metadata(&fence.path).unwrap().len();
         assert!(matches!(fence.send(&place(world)).await, FenceOutcome::Done { .. }));
         world.txid = txid;
@@ -334,7 +349,8 @@ mod tests {
             .unwrap();
             drop(app);
             let next = world.txid.next();
-            Fence::image(&world.db(), &world.state(), next, &nonce("a"), 5).unwrap();
+            Fence::image(&world.db(), &world.state(), Limits::default(), next, &nonce("a"), 5)
+                .unwrap();
             assert_eq!(levels::is_marked_damaged(&world.state()), page_size != 4096);
         }
     }

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod compact;
 pub mod fence;
 pub mod follow;
+pub mod holders;
 pub mod inspect;
 pub mod levels;
 pub mod ltx;

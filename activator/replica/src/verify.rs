@@ -95,6 +95,7 @@ impl VerifyError {
             Self::Restore(
                 RestoreError::Empty
                 | RestoreError::Unreached { .. }
+                | RestoreError::TooOld { .. }
                 | RestoreError::Read(_)
                 | RestoreError::NoRoom { .. }
                 | RestoreError::Io { .. },

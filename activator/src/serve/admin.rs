@@ -89,8 +89,22 @@ async fn wake(State(inputs): State<Inputs>, Segment(host): Segment<String>) -> R
     ask(inputs, Ask::Wake(host)).await
 }
 
-async fn sleep(State(inputs): State<Inputs>, Segment(host): Segment<String>) -> Reply {
-    ask(inputs, Ask::Sleep(host)).await
+#[derive(Deserialize)]
+struct SleepHow {
+    #[serde(default = "yes")]
+    wait: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+async fn sleep(
+    State(inputs): State<Inputs>,
+    Segment(host): Segment<String>,
+    Query(SleepHow { wait }): Query<SleepHow>,
+) -> Reply {
+    ask(inputs, Ask::Sleep { host, wait }).await
 }
 
 #[derive(Deserialize)]

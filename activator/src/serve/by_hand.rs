@@ -28,6 +28,21 @@ pub(crate) fn woken(status: &HostStatus) -> Option<Reply> {
     })
 }
 
+/// What somebody hears who asked for a sleep after a run; nothing while it is under way.
+pub(crate) fn rested(status: &HostStatus, after: Option<u64>) -> Option<Reply> {
+    let HostStatus { host, state, problem, .. } = status;
+    match state.as_str() {
+        "stopping" | "saving" | "fenced" => None,
+        "awake" | "frozen" if status.run == after => None,
+        "unproven" => {
+            let why = problem.as_deref().unwrap_or("it is killed again and again");
+            Some(Reply::refused(format!("{host} is not asleep, it is unproven: {why}")))
+        }
+        // Asleep; or on its way to be awake again, for somebody asked for it meanwhile.
+        _ => Some(Reply::json(status)),
+    }
+}
+
 /// Why a host that sleeps here is not asleep for good: where it is.
 fn runs_where(got: Got, own: &BoxId, host: &str) -> Option<String> {
     // A record that cannot be read says nothing; the host sleeps here.
@@ -53,10 +68,14 @@ impl Driver {
         self.step(Event::Requested(slot, Cause::Operator));
     }
 
-    pub(crate) fn sleep_by_hand(&mut self, slot: Slot, reply: oneshot::Sender<Reply>) {
+    pub(crate) fn sleep_by_hand(&mut self, slot: Slot, wait: bool, reply: oneshot::Sender<Reply>) {
         self.step(Event::Rest(slot));
         let Some(status) = self.host_status(slot) else { return };
         let done = Reply::json(&status);
+        if !has_given_up(&status.state) && wait {
+            self.waits.push(Wait { slot, goal: Goal::Asleep { after: status.run }, reply });
+            return self.answer_waits();
+        }
         if status.generation.is_some() || !has_given_up(&status.state) {
             // Who asked may be gone.
             reply.send(done).ok();

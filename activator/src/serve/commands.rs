@@ -20,11 +20,14 @@ use super::effects::edge_slot;
 use super::outside::{OUTSIDE, is_marked};
 use super::owner;
 use super::replica::HostReplica;
-use super::store::told;
+use super::store::{told, trouble};
 use dormouse_replica::clock;
 use dormouse_replica::put::Place;
 
 use crate::guard;
+
+/// What the core calls the last sync.
+const SAVING: &str = "saving";
 
 /// Names below the store's prefix that are not hosts'.
 const RESERVED: [&str; 2] = ["sessions", "probe"];
@@ -49,7 +52,11 @@ pub(crate) enum Ask {
     },
     Remove(String),
     Wake(String),
-    Sleep(String),
+    Sleep {
+        host: String,
+        /// Answered once it sleeps.
+        wait: bool,
+    },
     Wait {
         host: String,
         state: String,
@@ -92,6 +99,8 @@ pub(crate) enum Goal {
     State(String),
     /// Awake; or it has become clear that this wake comes to nothing.
     Awake,
+    /// Asleep after this run; or it was, and has been asked for again.
+    Asleep { after: Option<u64> },
 }
 
 impl Goal {
@@ -99,6 +108,7 @@ impl Goal {
         match self {
             Self::State(state) => (status.state == *state).then(|| Reply::json(status)),
             Self::Awake => by_hand::woken(status),
+            Self::Asleep { after } => by_hand::rested(status, *after),
         }
     }
 }
@@ -157,7 +167,7 @@ pub(crate) struct HostStatus {
     pub(crate) drill: Option<DrillStatus>,
     /// Unix milliseconds of the next due time.
     pub(crate) due_ms: Option<u64>,
-    /// It sleeps, and its local copy may be ahead of the store.
+    /// It sleeps, or its last sync is under way, and its local copy may be ahead of the store.
     pub(crate) unsynced: bool,
     /// TXID of the state before the database was last changed while its host slept: by hand, or by
     /// an older file that was put in its place. Since the activator started.
@@ -251,8 +261,8 @@ impl Driver {
                 Some(slot) => return self.wake_by_hand(slot, reply),
                 None => Reply::unknown(&host),
             },
-            Ask::Sleep(host) => match self.find(&host) {
-                Some(slot) => return self.sleep_by_hand(slot, reply),
+            Ask::Sleep { host, wait } => match self.find(&host) {
+                Some(slot) => return self.sleep_by_hand(slot, wait, reply),
                 None => Reply::unknown(&host),
             },
             Ask::Remove(host) => match self.find(&host) {
@@ -275,9 +285,8 @@ impl Driver {
             Ask::Wait { state, .. }
                 if state != OUTSIDE && !HostView::STATES.contains(&state.as_str()) =>
             {
-                let states = HostView::STATES;
-                let message = format!("{state:?} is no state; allowed: {OUTSIDE:?}, {states:?}");
-                Reply::message(400, &message)
+                let states = HostView::STATES.join(", ");
+                Reply::message(400, &format!("{state:?} is no state; allowed: {OUTSIDE}, {states}"))
             }
             Ask::Wait { host, state } => match self.find(&host) {
                 Some(slot) => {
@@ -306,7 +315,7 @@ impl Driver {
             | Ask::Add { .. }
             | Ask::Remove(_)
             | Ask::Wake(_)
-            | Ask::Sleep(_)
+            | Ask::Sleep { .. }
             | Ask::Hibernate { .. }
             | Ask::Wait { .. }
             | Ask::NextDrill(_)
@@ -332,7 +341,9 @@ impl Driver {
         }
         let Some(app) = self.parts.config.apps.get(app_name).cloned() else {
             let known: Vec<&str> = self.parts.config.apps.keys().map(String::as_str).collect();
-            let message = format!("no app {app_name:?} in the config; allowed: {known:?}");
+            let known =
+                if known.is_empty() { "none has a section".into() } else { known.join(", ") };
+            let message = format!("no app {app_name:?} in the config; allowed: {known}");
             return Err(Reply::message(400, &message));
         };
         if self.parts.config.routes.iter().any(|route| route.host == host) {
@@ -482,7 +493,12 @@ impl Driver {
         let hosted = self.hosted(slot)?;
         let activity = self.parts.edge.activity(edge_slot(slot));
         let idle_ns = clock::system_now().mono.0.saturating_sub(activity.last_ns);
-        let replica = hosted.replica.watched.status();
+        let store = trouble(&self.parts.store, &self.parts.records);
+        let replica = hosted.replica.watched.status(store.as_deref());
+        let saving = replica.as_ref().filter(|_| state == SAVING);
+        let stalled = saving.filter(|replica| replica.stalled).map(|replica| &replica.state);
+        let problem = stalled.map(|why| format!("the last sync: {why}")).or(problem);
+        let unsynced = unsynced || saving.is_some_and(|replica| replica.is_behind);
         Some(HostStatus {
             host: hosted.host.clone(),
             app: hosted.app_name.clone(),

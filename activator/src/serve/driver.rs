@@ -43,6 +43,8 @@ pub(crate) enum Input {
     Command(Command),
     /// A signal.
     Shutdown,
+    /// Thousandths of the time in which something waits for memory.
+    Pressure(u32),
     /// A look at whether the loop lives.
     Watchdog,
 }
@@ -162,7 +164,7 @@ impl Driver {
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
                     Some(Input::Shutdown) => self.ended = true,
-                    Some(Input::Event(_) | Input::Watchdog) | None => {}
+                    Some(Input::Event(_) | Input::Watchdog | Input::Pressure(_)) | None => {}
                 },
                 () = sleep(pause) => {}
             }
@@ -223,14 +225,18 @@ impl Driver {
             Input::Command(command) => self.on_command(command),
             Input::Shutdown => self.step(Event::Shutdown),
             Input::Watchdog => self.feed_watchdog(),
+            Input::Pressure(permille) => self.press(permille),
         }
     }
 
     fn sweep(&mut self) {
         self.parts.edge.bury();
-        let awake: Vec<Slot> = self.core.awake().collect();
-        let samples = awake.into_iter().map(|slot| self.sample(slot)).collect();
+        let samples = self.samples();
         self.step(Event::Sweep(samples));
+    }
+
+    pub(crate) fn samples(&self) -> Vec<Sample> {
+        self.core.awake().map(|slot| self.sample(slot)).collect()
     }
 
     fn sample(&self, slot: Slot) -> Sample {

@@ -5,7 +5,9 @@ use dormouse_core::event::{Event, Saved};
 use dormouse_core::ids::{Slot, Txid};
 use dormouse_core::position::RemoteTip;
 use dormouse_core::time::Deadline;
+use dormouse_instances::Instance;
 use dormouse_replica::compact::{self, CompactError};
+use dormouse_replica::holders::Holders;
 use dormouse_replica::levels::Inventory;
 use dormouse_replica::replica::{self as running, Running};
 use dormouse_replica::{clock, position_file};
@@ -25,9 +27,24 @@ pub(crate) struct Attach {
     pub(crate) slot: Slot,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
     pub(crate) deadline: watch::Receiver<Deadline>,
+    /// Whose processes have the database open.
+    pub(crate) instance: Option<Instance>,
 }
 
-/// Owns a running replica: passes the deadline on, reports, finishes it when asked.
+impl Attach {
+    /// What the instance has open, for a follower whose file became another one.
+    pub(crate) fn holders(&self) -> Holders {
+        match self.instance.clone() {
+            Some(instance) => {
+                Holders::new(move |database, former| instance.holds_former(database, former))
+            }
+            None => Holders::default(),
+        }
+    }
+}
+
+/// Owns a running replica: passes the deadline on, reports, finishes it when asked. The session is
+/// renewed during the last sync too: an upload that lasts longer than one renewal counts.
 pub(crate) async fn keep(
     host: HostReplica,
     mut running: Running,
@@ -37,17 +54,28 @@ pub(crate) async fn keep(
 ) {
     let before = running.status().durable;
     let mut stood_down = false;
+    let mut finishing = None;
     loop {
         tokio::select! {
-            finish = asked.recv() => {
+            finish = asked.recv(), if finishing.is_none() => {
                 let Some(Finish { reply }) = finish else { return running.abandon() };
-                let saved = tokio::select! {
-                    saved = last_sync(&host, &running, before, &attach.deadline) => saved,
-                    _ = &mut ended => return running.abandon(),
-                };
+                let finished = running.finish(host.sync_budget);
+                let sync = last_sync(host.clone(), finished, before, attach.deadline.clone());
+                finishing = Some((Box::pin(sync), reply));
+            }
+            saved = async { match &mut finishing {
+                Some((sync, _)) => sync.await,
+                None => std::future::pending().await,
+            } } => {
+                // What it told last, and nobody has heard yet.
+                while let Some(event) = running.event_at_once() {
+                    stood_down |= heard(&host, &attach, event);
+                }
                 let saved = if stood_down { Saved::StoodDown } else { saved };
-                // A driver that is gone needs no answer.
-                reply.send(saved).ok();
+                if let Some((_, reply)) = finishing {
+                    // A driver that is gone needs no answer.
+                    reply.send(saved).ok();
+                }
                 return;
             }
             _ = &mut ended => return running.abandon(),
@@ -58,34 +86,40 @@ pub(crate) async fn keep(
                 let deadline = *attach.deadline.borrow_and_update();
                 running.set_deadline(Some(deadline)).await;
             }
-            Some(event) = running.event() => match event {
-                running::Event::Durable { txid, .. } => {
-                    tracing::debug!(host = %host.place.host, %txid, "durable");
-                }
-                running::Event::StoodDown { txid, was_ours } => {
-                    tracing::error!(host = %host.place.host, %txid, was_ours, "another writer");
-                    stood_down = true;
-                    attach.inputs.send(Input::Event(Event::StoodDown(attach.slot))).ok();
-                }
-                running::Event::Refused { reason } | running::Event::Stalled { reason } => {
-                    tracing::warn!(host = %host.place.host, reason, "replication does not get on");
-                }
-            },
+            Some(event) = running.event() => stood_down |= heard(&host, &attach, event),
         }
     }
 }
 
+/// Passes on what a replica tells; whether it stood down.
+fn heard(host: &HostReplica, attach: &Attach, event: running::Event) -> bool {
+    match event {
+        running::Event::Durable { txid, .. } => {
+            tracing::debug!(host = %host.place.host, %txid, "durable");
+        }
+        running::Event::StoodDown { txid, was_ours } => {
+            tracing::error!(host = %host.place.host, %txid, was_ours, "another writer");
+            attach.inputs.send(Input::Event(Event::StoodDown(attach.slot))).ok();
+            return true;
+        }
+        running::Event::Refused { reason } | running::Event::Stalled { reason } => {
+            tracing::warn!(host = %host.place.host, reason, "replication does not get on");
+        }
+    }
+    false
+}
+
 /// The last sync, and what keeps the next restore cheap.
 async fn last_sync(
-    host: &HostReplica,
-    running: &Running,
+    host: HostReplica,
+    finished: impl Future<Output = running::Finished>,
     before: Txid,
-    deadline: &watch::Receiver<Deadline>,
+    deadline: watch::Receiver<Deadline>,
 ) -> Saved {
-    let finished = running.finish(host.sync_budget).await;
+    let finished = finished.await;
     if finished.clean && finished.txid != before {
         let deadline = *deadline.borrow();
-        compact_closed(host, finished.txid, deadline).await;
+        compact_closed(&host, finished.txid, deadline).await;
     }
     saved(finished)
 }

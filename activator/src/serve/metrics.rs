@@ -77,7 +77,7 @@ impl Driver {
         let replicas: Vec<_> = self
             .hosts
             .values()
-            .filter_map(|hosted| Some((&hosted.host, hosted.replica.watched.status()?)))
+            .filter_map(|hosted| Some((&hosted.host, hosted.replica.watched.status(None)?)))
             .collect();
         head(text, "dormouse_replica_lag_seconds", "gauge");
         for (host, replica) in &replicas {

@@ -262,14 +262,18 @@ impl HostReplica {
         let mut fence = self.fence.lock().await;
         if fence.as_ref().is_none_or(|fence| fence.nonce != nonce) {
             let (database, state_dir) = (self.database.clone(), self.state_dir.clone());
-            let watched = self.watched.clone();
+            let (watched, limits) = (self.watched.clone(), self.rules.limits);
             let made = blocking(move || {
                 tell_change(&database, &state_dir, &watched)?;
-                Fence::image(&database, &state_dir, txid, &nonce, wall_ms()).map_err(text)
+                Ok(Fence::image(&database, &state_dir, limits, txid, &nonce, wall_ms()))
             });
             match made.await {
-                Ok(made) => *fence = Some(made),
-                Err(why) => return failed(ReplicaProblem::Unfit(why)),
+                Ok(Ok(made)) => *fence = Some(made),
+                Ok(Err(error)) if !error.blames_disk() => {
+                    return failed(ReplicaProblem::Unfit(error.to_string()));
+                }
+                Ok(Err(error)) => return failed(ReplicaProblem::Local(error.to_string())),
+                Err(why) => return failed(ReplicaProblem::Local(why)),
             }
         }
         match fence.as_ref() {
@@ -363,7 +367,10 @@ impl HostReplica {
                 *stage = Stage::Opened(Box::new(opened));
                 Answer::Opened(Ok(()))
             }
-            Err(error) => Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string()))),
+            Err(error) if error.blames_database() => {
+                Answer::Opened(Err(ReplicaProblem::Unfit(error.to_string())))
+            }
+            Err(error) => Answer::Opened(Err(ReplicaProblem::Local(error.to_string()))),
         }
     }
 
@@ -383,13 +390,24 @@ impl HostReplica {
     /// Goes on where the replica of an earlier activator left off; its app runs.
     async fn resume(self, watcher: Watcher, generation: Generation, attach: Attach) -> Answer {
         let mut stage = self.stage.lock().await;
-        let resumed = Replica::resume(self.place.clone(), watcher, self.settings(generation)).await;
+        let (place, settings) = (self.place.clone(), self.settings(generation));
+        let resumed = Replica::resume(place, watcher, settings, attach.holders()).await;
         let (opened, how) = match resumed {
             Ok(resumed) => resumed,
             Err(error) => return Answer::Attached(Err(ReplicaProblem::Local(error.to_string()))),
         };
         tracing::info!(host = %self.place.host, ?how, "replication goes on");
-        self.run(opened, attach, &mut stage).await
+        // What served already goes on, whether it can be followed or not: `status` tells.
+        let running = self.begin(opened, &attach);
+        *stage = Stage::Running(self.keep(running, attach));
+        Answer::Attached(Ok(()))
+    }
+
+    fn begin(&self, opened: Replica<AnyStore>, attach: &Attach) -> Running {
+        let deadline = *attach.deadline.borrow();
+        let running = opened.held_by(attach.holders()).start(Some(deadline));
+        self.watched.begin(running.watch());
+        running
     }
 
     /// Where the app's config asks for it; true when it was in another mode.
@@ -429,12 +447,7 @@ impl HostReplica {
             let why = "the replica was not opened".to_owned();
             return Answer::Attached(Err(ReplicaProblem::Local(why)));
         };
-        self.run(*opened, attach, &mut stage).await
-    }
-
-    async fn run(&self, opened: Replica<AnyStore>, attach: Attach, stage: &mut Stage) -> Answer {
-        let running = opened.start(Some(*attach.deadline.borrow()));
-        self.watched.begin(running.watch());
+        let running = self.begin(*opened, &attach);
         // An app that has made no database yet has nothing to replicate; any other that cannot be
         // followed is refused, never silently unreplicated.
         if let Err(why) = running.attached(ATTACH_TIMEOUT).await
@@ -464,7 +477,7 @@ impl HostReplica {
             // Started, never attached: what the app wrote, if anything, is uploaded all the same,
             // so that an app that cannot start does not cost a full image at every try.
             Stage::Opened(opened) => {
-                let running = opened.start(Some(*attach.deadline.borrow()));
+                let running = self.begin(*opened, &attach);
                 self.keep(running, attach)
             }
             Stage::Nothing | Stage::Unfinished(_) => {
@@ -526,6 +539,7 @@ fn of_restore(error: RestoreError) -> ReplicaProblem {
         RestoreError::Empty
         | RestoreError::Gap { .. }
         | RestoreError::Unreached { .. }
+        | RestoreError::TooOld { .. }
         | RestoreError::Ltx(_)
         | RestoreError::Misfit { .. }
         | RestoreError::MissingPage { .. } => ReplicaProblem::Corrupt(error.to_string()),
@@ -573,7 +587,8 @@ impl Driver {
 
     fn keeper_of(&self, slot: Slot) -> Attach {
         let inputs = self.parts.inputs.clone();
-        Attach { slot, inputs, deadline: self.deadline.subscribe() }
+        let instance = self.hosted(slot).and_then(|hosted| hosted.instance.clone());
+        Attach { slot, inputs, deadline: self.deadline.subscribe(), instance }
     }
 
     pub(crate) fn abandon(&self, slot: Slot) {

@@ -130,14 +130,19 @@ async fn probe_until_open(store: &AnyStore) -> anyhow::Result<()> {
 
 /// The store as `status` tells it: as the probe saw it, and since then as its records tell.
 pub(crate) fn told(store: &AnyStore, records: &Records) -> String {
+    match trouble(store, records) {
+        None => store.place(),
+        Some(trouble) => format!("{}: {trouble}", store.place()),
+    }
+}
+
+/// What is in the way of the store's use: a word, and why.
+pub(crate) fn trouble(store: &AnyStore, records: &Records) -> Option<String> {
     match store.gate() {
-        Gate::Open => match records.trouble() {
-            None => store.place(),
-            Some(trouble) => format!("{}: {}", store.place(), trouble.told(system_now().mono)),
-        },
-        Gate::Unknown { why } => format!("{}: away: {why}", store.place()),
-        Gate::Refused { why } => format!("{}: refused: {why}", store.place()),
-        Gate::Unfit { why } => format!("{}: unfit: {why}", store.place()),
+        Gate::Open => records.trouble().map(|trouble| trouble.told(system_now().mono)),
+        Gate::Unknown { why } => Some(format!("away: {why}")),
+        Gate::Refused { why } => Some(format!("refused: {why}")),
+        Gate::Unfit { why } => Some(format!("unfit: {why}")),
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct ReplicaStatus {
     pub(crate) durable_txid: u64,
     pub(crate) lag_ms: u64,
     pub(crate) behind_bytes: u64,
+    /// Not everything that was written is durable.
+    pub(crate) is_behind: bool,
     /// Something is in the way: `state` says what.
     pub(crate) stalled: bool,
     pub(crate) state: String,
@@ -85,8 +87,8 @@ impl Watched {
         self.seen().changed_after = Some(txid);
     }
 
-    /// Of an awake host.
-    pub(crate) fn status(&self) -> Option<ReplicaStatus> {
+    /// Of an awake host; `store` says what is in the way of the store's use.
+    pub(crate) fn status(&self, store: Option<&str>) -> Option<ReplicaStatus> {
         let status = self.peek()?;
         let now = clock::system_now();
         let lag_ns = status.behind_since.map_or(0, |since| now.mono.since(since).0);
@@ -99,8 +101,11 @@ impl Watched {
                 (true, "stood down: another writer owns the replica".to_owned())
             }
             (State::Detached { reason }, ..) => (true, format!("detached: {reason}")),
-            (State::Following, ..) if is_behind && is_over => {
-                (true, "stalled: this box's session is not renewed, uploads wait for it".to_owned())
+            (State::Following, trouble, _) if is_behind && is_over => {
+                let what = "stalled: this box's session is not renewed, uploads wait for it";
+                let why = store.map(|why| format!("; the store: {why}"));
+                let why = why.or_else(|| trouble.map(|why| format!("; {why}")));
+                (true, format!("{what}{}", why.unwrap_or_default()))
             }
             (State::Following, Some(trouble), _) => (true, format!("stalled: {trouble}")),
             (State::Following, None, Some(waited)) => {
@@ -116,6 +121,7 @@ impl Watched {
             durable_txid: status.durable.0,
             lag_ms: lag_ns / MILLI_NS,
             behind_bytes: status.behind_bytes,
+            is_behind,
             stalled,
             state,
         })

@@ -67,7 +67,7 @@ impl AnyStore {
     }
 
     fn new(kind: Kind, prefix: &str, ledger: Arc<Ledger>) -> Self {
-        let why = "the store has not been asked yet whether it honours conditions".to_owned();
+        let why = "the store has not answered yet whether it honours conditions".to_owned();
         let gate = Arc::new(RwLock::new(Gate::Unknown { why }));
         Self { kind, prefix: prefix.into(), ledger, gate }
     }

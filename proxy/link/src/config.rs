@@ -12,7 +12,7 @@ mod check;
 mod replica;
 mod span;
 
-pub use check::{BOX_NAME, ConfigError, is_box_name};
+pub use check::{BOX_NAME, ConfigError, is_box_name, warnings};
 pub use replica::{Drill, Replica};
 pub use span::Span;
 
@@ -38,6 +38,8 @@ pub struct Config {
     pub sleep: Sleep,
     /// How instances are kept apart.
     pub instances: Instances,
+    /// When hosts are put to sleep for their memory.
+    pub pressure: Pressure,
     /// How databases are kept in the store.
     pub replica: Replica,
     /// Restores for practice.
@@ -339,6 +341,8 @@ pub struct Wake {
     pub backoff: Span,
     /// Longest wait after failed wakes.
     pub backoff_max: Span,
+    /// Wakes that are under way at a time, the others wait in order; 0 means no limit.
+    pub at_a_time: u32,
 }
 
 impl Default for Wake {
@@ -348,6 +352,7 @@ impl Default for Wake {
             health: Span::from_secs(30),
             backoff: Span::from_secs(1),
             backoff_max: Span::from_secs(60),
+            at_a_time: 32,
         }
     }
 }
@@ -396,6 +401,26 @@ impl Default for Instances {
     fn default() -> Self {
         // Up to 2^31: reserved by nobody (systemd's "Users, Groups, UIDs and GIDs").
         Self { own_users: true, first_user: 2_000_000_000, landlock: true }
+    }
+}
+
+/// When hosts are put to sleep for their memory, the longest idle first: by the kernel's pressure stall
+/// information (Linux 4.20+), the share of time in which something waits for memory.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pressure {
+    /// What is watched: the machine's, or a cgroup's `memory.pressure`.
+    pub file: PathBuf,
+    /// From this share on, percent; 0 means never.
+    pub high_percent: u32,
+    /// Until it is below this one.
+    pub low_percent: u32,
+}
+
+impl Default for Pressure {
+    fn default() -> Self {
+        let file = PathBuf::from("/proc/pressure/memory");
+        Self { file, high_percent: 10, low_percent: 5 }
     }
 }
 

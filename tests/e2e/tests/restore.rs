@@ -84,7 +84,9 @@ fn a_state_at_a_time_or_a_txid_is_planned_and_restored() -> Result<()> {
         ensure!(names == ["one"], "{by:?}: {names:?}");
     }
     let early = world.dormouse(&["restore", HOST, "--dry-run", "--at", "1000"]);
-    ensure!(format!("{early:?}").contains("nothing is that old"), "{early:?}");
+    ensure!(format!("{early:?}").contains("the oldest state there is, is of 20"), "{early:?}");
+    let late = world.dormouse(&["restore", HOST, "--dry-run", "--at", "9999-01-01T00:00:00Z"]);
+    ensure!(format!("{late:?}").contains("is in the future"), "{late:?}");
     let odd = world.dormouse(&["restore", HOST, "--dry-run", "--at", "tomorrow"]);
     ensure!(format!("{odd:?}").contains("RFC 3339"), "{odd:?}");
     world.stop()

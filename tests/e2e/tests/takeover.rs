@@ -11,6 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const HOST: &str = "a.test";
+/// What is restored from a slow store; each way takes 300 ms.
+const LARGE_MB: i64 = 25;
 const SESSION: &str = "[session]\nttl = \"2s\"\nmargin = \"500ms\"\ntakeover = \"automatic\"\n";
 
 fn plan(bin: &Path, name: &str, session: &str) -> Plan {
@@ -207,5 +209,50 @@ fn a_host_goes_to_an_outside_supervisor_and_comes_back_with_what_was_written_the
     ensure!(first.names_stored(HOST)? == ["one", "outside"], "the local file is the truth");
     ensure!(first.names(HOST)? == ["one", "outside"]);
     first.stop()?;
+    second.stop()
+}
+
+#[test]
+fn a_large_host_of_a_box_that_is_gone_is_taken_over_from_a_slow_store() -> Result<()> {
+    let (bin, server) = (programs()?, Server::seaweed()?);
+    server.make_bucket("e2e")?;
+    let proxy = FaultProxy::start(server.address())?;
+    let session = "[session]\nttl = \"2s\"\nmargin = \"500ms\"\n";
+    let on = |name: &str, endpoint: &str| -> Result<Plan> {
+        let section = server.section(endpoint, "e2e", "large")?;
+        Ok(Plan { store_section: Some(section), ..plan(&bin, name, session) })
+    };
+    let mut first = World::started(&bin, &on("box-1", &server.endpoint())?)?;
+    first.add(HOST, "guestbook")?;
+    first.sign(HOST, "one")?;
+    let writer = rusqlite::Connection::open(first.database(HOST))?;
+    writer.busy_timeout(PATIENCE)?;
+    writer.execute(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+         INSERT INTO entries (name, text) SELECT 'bulk', hex(randomblob(50000)) FROM n",
+        [LARGE_MB * 10],
+    )?;
+    drop(writer);
+    first.sign(HOST, "two")?;
+    first.dormouse(&["sleep", HOST])?;
+    ensure!(
+        first.host(HOST)?["unsynced"] == false,
+        "{}\n{}",
+        first.host(HOST)?,
+        first.log("activator.log")?
+    );
+    let rows = first.names_all(HOST)?;
+    first.end_activator(Signal::SIGKILL)?;
+    let second = World::started(&bin, &on("box-2", &proxy.endpoint())?)?;
+    proxy.delay(std::time::Duration::from_millis(300));
+    second.add(HOST, "guestbook")?;
+    ensure!(second.get(HOST, "/")?.field("x-dormouse-reason") == Some("elsewhere"));
+    second.dormouse(&["takeover", "box-1"])?;
+    let woken = second.dormouse(&["wake", HOST])?;
+    ensure!(woken.contains("awake"), "{woken}");
+    ensure!(second.names_all(HOST)? == rows, "all of it");
+    second.sign(HOST, "three")?;
+    second.dormouse(&["sleep", HOST])?;
+    ensure!(second.host(HOST)?["unsynced"] == false, "{}", second.host(HOST)?);
     second.stop()
 }

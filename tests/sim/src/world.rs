@@ -205,7 +205,7 @@ impl Plan {
             tells_age: rng.chance(500),
             idle: rng.between(5, 40) * S,
             frozen: if rng.chance(300) { Some(rng.between(2, 20) * S) } else { None },
-            wakes_max: if rng.chance(500) { 1 } else { 0 },
+            wakes_max: u32::from(rng.chance(500)),
             batched: 300,
             compacts: if rng.chance(500) { rng.between(20, 400) } else { 0 },
             storm: rng.between(120, 500) * S,

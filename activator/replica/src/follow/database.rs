@@ -87,6 +87,11 @@ impl Database {
         }
     }
 
+    /// The inode that stands under the WAL's name.
+    pub(crate) fn wal_inode(&self) -> Option<u64> {
+        Some(fs::symlink_metadata(&self.wal_path).ok()?.ino())
+    }
+
     /// Page size, if the file's header says WAL mode.
     pub(crate) fn wal_page_size(&self) -> Result<PageSize, FollowError> {
         let mut head = [0; SQLITE_HEADER_LEN];

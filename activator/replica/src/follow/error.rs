@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::ltx::LtxError;
+use crate::ltx::{LtxError, LtxFault};
 
 /// Why a database cannot be followed (now).
 #[derive(Debug, thiserror::Error)]
@@ -22,9 +22,20 @@ pub enum FollowError {
         /// What it is.
         why: &'static str,
     },
-    /// Another file stands under the database's name.
-    #[error("{}: the database file was replaced while the app ran", path.display())]
+    /// Another file, or none, stands under the name of the database or of its WAL.
+    #[error("{}: the file was replaced or removed while the app ran", path.display())]
     Replaced {
+        /// The database, or its WAL.
+        path: PathBuf,
+    },
+    /// The app has the file that stood there before open, and writes to it.
+    #[error(
+        "{}: it, or its -wal, was replaced or removed while the app ran, and the app goes on with \
+         the former file, which no name leads to: what it writes is kept nowhere; `dormouse sleep` \
+         ends it, and the next wake goes on with the file that stands here",
+        path.display()
+    )]
+    Former {
         /// The database.
         path: PathBuf,
     },
@@ -86,6 +97,7 @@ impl FollowError {
             Self::NotWal { path } => std::fs::metadata(path).is_ok_and(|stat| stat.len() == 0),
             Self::Unsafe { .. }
             | Self::Replaced { .. }
+            | Self::Former { .. }
             | Self::Locked { .. }
             | Self::NotSqlite { .. }
             | Self::NetworkFs { .. }
@@ -93,6 +105,29 @@ impl FollowError {
             | Self::Sqlite { .. }
             | Self::Ltx(_) => false,
         }
+    }
+
+    /// The disk is in the way, not the database: it takes nothing more, being full, over its quota, or
+    /// read-only.
+    #[must_use]
+    pub fn blames_disk(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let kind = match self {
+            Self::Io { source, .. } | Self::Ltx(LtxError { fault: LtxFault::Io(source), .. }) => {
+                source.kind()
+            }
+            Self::Ltx(_)
+            | Self::Absent { .. }
+            | Self::Unsafe { .. }
+            | Self::Replaced { .. }
+            | Self::Former { .. }
+            | Self::NotWal { .. }
+            | Self::Locked { .. }
+            | Self::NotSqlite { .. }
+            | Self::NetworkFs { .. }
+            | Self::Sqlite { .. } => return false,
+        };
+        [QuotaExceeded, ReadOnlyFilesystem, StorageFull].contains(&kind)
     }
 
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {

@@ -162,6 +162,8 @@ pub struct Follower {
     page_count: u32,
     state_dir: PathBuf,
     limits: Limits,
+    /// Of the WAL that `reader` has open: while it has, nobody who plays by the rules removes it.
+    wal_inode: Option<u64>,
     /// These last: closed after the connections, or their locks would go.
     index: WalIndex,
     database: Database,
@@ -193,6 +195,7 @@ impl Follower {
             page_count,
             state_dir: state_dir.to_owned(),
             limits: Limits::default(),
+            wal_inode: database.wal_inode(),
             index: WalIndex::of(database.path()),
             database,
         })
@@ -247,6 +250,18 @@ impl Follower {
         matches!(self.place, Place::Fresh)
     }
 
+    /// The database's inode.
+    #[must_use]
+    pub const fn inode(&self) -> u64 {
+        self.database.inode()
+    }
+
+    /// What is followed: the inodes of the database and its WAL.
+    #[must_use]
+    pub fn inodes(&self) -> Vec<u64> {
+        std::iter::once(self.database.inode()).chain(self.wal_inode).collect()
+    }
+
     /// Other bounds than the default ones.
     pub const fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
@@ -293,6 +308,10 @@ impl Follower {
     /// Reads what was committed since the last call; whether there is something for an L0.
     pub fn poll(&mut self) -> Result<bool, FollowError> {
         self.database.check_same()?;
+        if self.wal_inode.is_some() && self.database.wal_inode() != self.wal_inode {
+            let path = self.database.wal_path().to_owned();
+            return Err(FollowError::Replaced { path });
+        }
         if self.image_needed().is_some() {
             return Ok(true);
         }

@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dormouse_core::ids::{ETag, Nonce, Txid};
-use dormouse_core::position::{POSITION_VERSION, Position};
+use dormouse_core::position::{FileId, POSITION_VERSION, Position};
 use dormouse_core::time::{Deadline, Mono, Nanos, Now};
 use dormouse_core::upload::{PutAnswer, Spooled, Standing, UploadInput, UploadOutput, Uploader};
 use dormouse_store::{LtxKey, Store};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::attach::ATTACH_MIN;
 use super::gather::{Gatherer, Outcome};
-use super::{Base, Command, Event, Finished, Replica, Settings, State, Status, open_follower};
+use super::{Base, Command, Event, Finished, Replica, Settings, State, Status};
 use crate::follow::{FollowError, Follower, SpooledFile, WalSize};
+use crate::holders::Holders;
 use crate::ltx::PageSize;
 use crate::put::{Kind, Place};
 use crate::watch::Subscription;
@@ -24,8 +26,9 @@ use crate::{inspect, position_file, spool};
 const REARM: Nanos = Nanos::from_millis(10);
 /// A writer that wrote nothing for so long after the watch was armed makes a pause.
 const PAUSE: Nanos = Nanos::from_millis(20);
-const ATTACH_MIN: Nanos = Nanos::from_millis(100);
-const ATTACH_MAX: Nanos = Nanos::from_secs(5);
+/// A last sync waits for room on the disk for so many tries, a second each. Then it ends as one whose
+/// time is over: all is still in the database, and nobody waits for its next visit meanwhile.
+const NO_ROOM_MAX: u32 = 3;
 
 pub(super) enum Answer {
     Put(PutAnswer, String),
@@ -34,7 +37,7 @@ pub(super) enum Answer {
 
 /// How the watch stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watch {
+pub(super) enum Watch {
     Armed,
     Rearm(Mono),
 }
@@ -58,14 +61,17 @@ pub(super) struct Driver<S> {
     pub(super) follower: Option<Follower>,
     pub(super) uploader: Uploader,
     subscription: Subscription,
-    watch: Watch,
+    pub(super) watch: Watch,
     /// When a checkpoint is due, should the writer make a pause until then.
     pause: Option<Mono>,
     /// Since when a checkpoint waits for a pause.
     pub(super) long_since: Option<Mono>,
-    attach: Option<(Mono, Nanos)>,
+    pub(super) attach: Option<(Mono, Nanos)>,
+    pub(super) holders: Holders,
+    /// Inodes of what was followed last.
+    pub(super) former: Vec<u64>,
     /// Of the chain so far.
-    page_size: Option<PageSize>,
+    pub(super) page_size: Option<PageSize>,
     in_flight: Option<JoinHandle<Answer>>,
     asked_since: Option<Mono>,
     pub(super) gatherer: Gatherer<S>,
@@ -73,14 +79,16 @@ pub(super) struct Driver<S> {
     pub(super) durable: (Txid, Option<ETag>),
     own_nonces: Vec<Nonce>,
     found: Option<Nonce>,
-    behind_since: Option<Mono>,
+    pub(super) behind_since: Option<Mono>,
     events: mpsc::UnboundedSender<Event>,
     status: watch::Sender<Status>,
     pub(super) detached: Option<String>,
     /// There is no database yet, here or in the store.
-    is_empty: bool,
+    pub(super) is_empty: bool,
     pub(super) trouble: Option<String>,
     finishing: Option<Finishing>,
+    /// Tries to spool, one after the other, for which the disk had no room.
+    no_room: u32,
 }
 
 impl<S: Store> Driver<S> {
@@ -91,8 +99,8 @@ impl<S: Store> Driver<S> {
         events: mpsc::UnboundedSender<Event>,
         status: watch::Sender<Status>,
     ) -> Self {
-        let Replica { place, settings, base, follower, own_nonces, inventory, unsent, watcher: _ } =
-            replica;
+        let Replica { place, settings, base, follower, own_nonces, inventory, .. } = replica;
+        let Replica { unsent, holders, former, .. } = replica;
         let now = (settings.clock)();
         let gatherer = Gatherer::new(place.clone(), &settings, &base, inventory, now, deadline);
         let durable = match base {
@@ -115,6 +123,8 @@ impl<S: Store> Driver<S> {
             pause: None,
             long_since: None,
             attach,
+            holders,
+            former,
             in_flight: None,
             asked_since: None,
             gatherer,
@@ -129,6 +139,7 @@ impl<S: Store> Driver<S> {
             is_empty: false,
             trouble: None,
             finishing: None,
+            no_room: 0,
         }
     }
 
@@ -266,43 +277,6 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    pub(super) async fn try_attach(&mut self) {
-        let settings = self.settings.clone();
-        let open = move || open_follower(&settings, false);
-        match tokio::task::spawn_blocking(open).await {
-            Ok(Ok(follower)) => {
-                let size = follower.page_size();
-                if self.page_size.replace(size).is_some_and(|before| before != size) {
-                    self.refit().await;
-                }
-                self.follower = Some(follower);
-                self.attach = None;
-                self.detached = None;
-                self.watch = Watch::Rearm(self.now().mono);
-                self.step(UploadInput::Committed).await;
-            }
-            Ok(Err(error)) => self.detach(&error),
-            Err(error) => self.trouble(error.to_string()),
-        }
-    }
-
-    /// The database cannot be followed: says why, and tries again from a full image. What the app
-    /// writes from here on is not durable.
-    pub(super) fn detach(&mut self, error: &FollowError) {
-        self.follower = None;
-        self.is_empty = self.durable.0 == Txid(0) && error.is_before_the_first_write();
-        if !self.is_empty {
-            self.behind_since.get_or_insert((self.settings.clock)().mono);
-        }
-        let reason = error.to_string();
-        if self.detached.as_ref() != Some(&reason) {
-            self.send(Event::Stalled { reason: reason.clone() });
-        }
-        self.detached = Some(reason);
-        let wait = self.attach.map_or(ATTACH_MIN, |(_, wait)| wait.doubled(ATTACH_MAX));
-        self.attach = Some((self.now().mono + wait, wait));
-    }
-
     /// Feeds the core and carries out what it says.
     pub(super) async fn step(&mut self, input: UploadInput) {
         let mut inputs = vec![input];
@@ -366,11 +340,13 @@ impl<S: Store> Driver<S> {
             Some(Ok(Some(file))) => {
                 let spooled = Spooled { txid, nonce: file.nonce.clone() };
                 self.spooled = Some(file);
+                self.no_room = 0;
                 UploadInput::Spooled(Some(spooled))
             }
             Some(Ok(None)) | None => UploadInput::Spooled(None),
             Some(Err(error @ (FollowError::Io { .. } | FollowError::Ltx(_)))) => {
                 // A full disk, or a lock of the app: everything is still pending.
+                self.no_room = if error.blames_disk() { self.no_room.saturating_add(1) } else { 0 };
                 self.trouble(error.to_string());
                 UploadInput::SpoolFailed
             }
@@ -453,8 +429,12 @@ impl<S: Store> Driver<S> {
 
     /// The position of the newest acknowledged L0.
     pub(super) fn position(&self, clean: bool) -> Option<Position> {
-        let file = inspect::stat(&self.settings.database).ok().flatten()?;
         let follower = self.follower.as_ref()?;
+        let file = inspect::stat(&self.settings.database).ok().flatten()?;
+        // Never the look of another file that has been put in its place meanwhile.
+        let is_followed = file.inode == follower.inode();
+        let gone = FileId { inode: follower.inode(), size: 0, ctime_ns: 0 };
+        let file = if is_followed { file } else { gone };
         Some(Position {
             version: POSITION_VERSION,
             generation: self.settings.generation,
@@ -468,6 +448,8 @@ impl<S: Store> Driver<S> {
     }
 
     async fn begin_finish(&mut self, budget: Nanos, reply: oneshot::Sender<Finished>) {
+        // A disk that was full while the app ran may have room without it.
+        self.no_room = 0;
         self.finishing = Some(Finishing { until: self.now().mono + budget, reply });
         if self.follower.is_none() {
             self.try_attach().await;
@@ -481,6 +463,7 @@ impl<S: Store> Driver<S> {
         let until = self.finishing.as_ref()?.until;
         let is_over = (self.uploader.is_settled() && self.in_flight.is_none())
             || self.uploader.has_stood_down()
+            || self.no_room >= NO_ROOM_MAX
             || self.now().mono >= until;
         if is_over { self.finishing.take() } else { None }
     }
@@ -519,7 +502,7 @@ impl<S: Store> Driver<S> {
         self.trouble = Some(why);
     }
 
-    fn send(&self, event: Event) {
+    pub(super) fn send(&self, event: Event) {
         // Nobody listens: the status still tells.
         drop(self.events.send(event));
     }

@@ -7,6 +7,7 @@
 //! A task a host on the runtime; what blocks (`SQLite`, encoding, fsync) runs on the runtime's
 //! blocking pool, and an idle host has neither a timer nor a thread.
 
+mod attach;
 mod driver;
 mod finish;
 mod gather;
@@ -24,6 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::follow::{FollowError, Follower, FreshMark, ImageWhy, Limits, SpooledFile, wal_path};
+use crate::holders::Holders;
 use crate::inspect;
 use crate::levels::{self, Budget, Inventory, LevelSettings};
 use crate::position_file::{self, PositionFileError};
@@ -203,6 +205,17 @@ pub enum OpenError {
     Runtime,
 }
 
+impl OpenError {
+    /// The database is none that can be replicated; else this box is in the way.
+    #[must_use]
+    pub fn blames_database(&self) -> bool {
+        match self {
+            Self::Follow(error) => !error.blames_disk(),
+            Self::Position(_) | Self::Spool { .. } | Self::NotOpen(_) | Self::Runtime => false,
+        }
+    }
+}
+
 enum Command {
     SetDeadline(Option<Deadline>),
     Finish { budget: Nanos, reply: oneshot::Sender<Finished> },
@@ -222,6 +235,9 @@ pub struct Replica<S> {
     inventory: Option<Inventory>,
     /// What an earlier process spooled, and may have sent.
     unsent: Option<SpooledFile>,
+    holders: Holders,
+    /// Inodes of what was followed before, where that is known.
+    former: Vec<u64>,
 }
 
 /// What opening finds on the disk.
@@ -250,9 +266,25 @@ impl<S: Store> Replica<S> {
         } else {
             Opened::NeedsFullImage
         };
-        let unsent = None;
-        let this = Self { place, watcher, settings, base, follower, own_nonces, inventory, unsent };
+        let this = Self {
+            place,
+            watcher,
+            settings,
+            base,
+            follower,
+            own_nonces,
+            inventory,
+            unsent: None,
+            holders: Holders::default(),
+            former: Vec::new(),
+        };
         Ok((this, opened))
+    }
+
+    /// Who knows what files the app has open.
+    #[must_use]
+    pub fn held_by(self, holders: Holders) -> Self {
+        Self { holders, ..self }
     }
 
     /// After the app is healthy: replication begins. `deadline` is the session's.
@@ -333,6 +365,11 @@ impl Running {
         self.events.recv().await
     }
 
+    /// The next event, if it has come already.
+    pub fn event_at_once(&mut self) -> Option<Event> {
+        self.events.try_recv().ok()
+    }
+
     /// The state as it is now.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -368,15 +405,18 @@ impl Running {
 
     /// After the app is proven gone: uploads the rest, empties the WAL, writes the position.
     /// Dropped before its end, it is not taken back: [`Running::abandon`] ends it.
-    pub async fn finish(&self, budget: Nanos) -> Finished {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.commands.send(Command::Finish { budget, reply }).await.is_ok();
-        let finished = if sent { answer.await.ok() } else { None };
-        finished.unwrap_or_else(|| {
-            let status = self.status.borrow();
-            let reason = Some("the replication task had ended".to_owned());
-            Finished { txid: status.durable, etag: status.etag.clone(), clean: false, reason }
-        })
+    pub fn finish(&self, budget: Nanos) -> impl Future<Output = Finished> + Send + use<> {
+        let (commands, status) = (self.commands.clone(), self.status.clone());
+        async move {
+            let (reply, answer) = oneshot::channel();
+            let sent = commands.send(Command::Finish { budget, reply }).await.is_ok();
+            let finished = if sent { answer.await.ok() } else { None };
+            finished.unwrap_or_else(|| {
+                let status = status.borrow();
+                let reason = Some("the replication task had ended".to_owned());
+                Finished { txid: status.durable, etag: status.etag.clone(), clean: false, reason }
+            })
+        }
     }
 
     /// Lets go without uploading or checkpointing anything; what is spooled stays. The position

@@ -14,6 +14,7 @@ use dormouse_store::Store;
 
 use super::{Base, OpenError, Opened, Replica, Settings};
 use crate::follow::{FollowError, Follower, FreshMark, SpooledFile, WalMark};
+use crate::holders::Holders;
 use crate::levels::{self, Inventory};
 use crate::ltx::{Decoder, Header, LtxError};
 use crate::put::Place;
@@ -27,6 +28,7 @@ struct Left {
     unsent: Option<SpooledFile>,
     own_nonces: Vec<Nonce>,
     inventory: Option<Inventory>,
+    former: Vec<u64>,
 }
 
 impl<S: Store> Replica<S> {
@@ -36,10 +38,11 @@ impl<S: Store> Replica<S> {
         place: Place<S>,
         watcher: Watcher,
         settings: Settings,
+        holders: Holders,
     ) -> Result<(Self, Opened), OpenError> {
-        let own = settings.clone();
-        let left = tokio::task::spawn_blocking(move || find_again(&own));
-        let Left { base, follower, unsent, own_nonces, inventory } =
+        let (own, held) = (settings.clone(), holders.clone());
+        let left = tokio::task::spawn_blocking(move || find_again(&own, &held));
+        let Left { base, follower, unsent, own_nonces, inventory, former } =
             left.await.map_err(|_| OpenError::Runtime)??;
         let continues = follower.as_ref().is_some_and(|f| f.image_needed().is_none());
         let opened = if continues {
@@ -47,13 +50,27 @@ impl<S: Store> Replica<S> {
         } else {
             Opened::NeedsFullImage
         };
-        let this = Self { place, watcher, settings, base, follower, own_nonces, inventory, unsent };
+        let this = Self {
+            place,
+            watcher,
+            settings,
+            base,
+            follower,
+            own_nonces,
+            inventory,
+            unsent,
+            holders,
+            former,
+        };
         Ok((this, opened))
     }
 }
 
+/// No file has it: what was followed counts as changed, whatever the position says.
+const NO_INODE: u64 = 0;
+
 /// Blocks.
-fn find_again(settings: &Settings) -> Result<Left, OpenError> {
+fn find_again(settings: &Settings, holders: &Holders) -> Result<Left, OpenError> {
     let state_dir = &settings.state_dir;
     let spooled = |source| OpenError::Spool { path: state_dir.clone(), source };
     let position = position_file::load(state_dir)?.filter(|position| !position.clean);
@@ -64,14 +81,23 @@ fn find_again(settings: &Settings) -> Result<Left, OpenError> {
     let durable = position.txid;
     levels::clear(state_dir).map_err(spooled)?;
     let inventory = Inventory::take(state_dir, settings.generation, durable);
-    let mut follower = match open_again(settings, durable) {
+    // Of the WAL nothing is known: of one that lost its name, the app's own processes tell.
+    let mut former = vec![position.file.inode];
+    let opened = holders.check(&settings.database, &former);
+    if opened.is_err() {
+        former.push(NO_INODE);
+    }
+    let mut follower = match opened.and_then(|()| open_again(settings, durable)) {
         Ok(follower) => Some(follower),
-        Err(FollowError::Absent { .. } | FollowError::NotWal { .. }) => None,
+        // Tried again as long as the app runs, and told meanwhile.
+        Err(
+            FollowError::Absent { .. } | FollowError::NotWal { .. } | FollowError::Former { .. },
+        ) => None,
         Err(error) => return Err(error.into()),
     };
     let unsent = unsent(state_dir, durable, follower.as_mut())?;
     let own_nonces = unsent.iter().map(|file| file.nonce.clone()).collect();
-    Ok(Left { base: base(position), follower, unsent, own_nonces, inventory })
+    Ok(Left { base: base(position), follower, unsent, own_nonces, inventory, former })
 }
 
 fn base(position: Position) -> Base {

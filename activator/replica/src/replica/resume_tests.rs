@@ -11,6 +11,7 @@ use crate::clock::system_now;
 use crate::faulty::{Fault, FaultyStore};
 use crate::follow::Limits;
 use crate::levels::{Budget, LevelSettings};
+use crate::replica::gather_tests::until;
 use crate::replica::{Event, Running};
 use crate::testkit::{PREFIX, World, insert};
 
@@ -64,7 +65,7 @@ async fn durable(running: &mut Running) -> Txid {
 
 async fn resume(world: &World) -> (Replica<DirectoryStore>, Opened) {
     let place = place(world, world.store.clone());
-    Replica::resume(place, watcher(), settings(world)).await.unwrap()
+    Replica::resume(place, watcher(), settings(world), Holders::default()).await.unwrap()
 }
 
 /// A host that slept at number 1 and is awake again; its app has written nothing yet.
@@ -84,6 +85,12 @@ async fn awake(world: &World) -> (Running, Connection) {
     let (replica, opened) = Replica::open(place, watcher(), settings(world), base).await.unwrap();
     assert_eq!(opened, Opened::Continuing { txid: finished.txid });
     (replica.start(None), world.app(4096))
+}
+
+/// The event comes before the mark is on the disk, without which an image is right.
+async fn durable_and_marked(world: &World, running: &mut Running, txid: Txid) {
+    assert_eq!(durable(running).await, txid);
+    until("its mark is saved", || WalMark::load(&world.state(), txid).is_some()).await;
 }
 
 /// As a kill: nothing is finished, and the app runs on.
@@ -113,7 +120,7 @@ async fn what_was_written_in_the_gap_is_an_increment() {
     let world = World::new();
     let (mut running, app) = awake(&world).await;
     insert(&app, 1, 10);
-    assert_eq!(durable(&mut running).await, Txid(2));
+    durable_and_marked(&world, &mut running, Txid(2)).await;
     kill(running).await;
     insert(&app, 1, 10);
     let (replica, opened) = resume(&world).await;
@@ -158,7 +165,7 @@ async fn a_wal_that_was_begun_anew_in_the_gap_calls_for_an_image() {
         let (mut running, app) = awake(&world).await;
         if writes_before {
             insert(&app, 1, 10);
-            durable(&mut running).await;
+            durable_and_marked(&world, &mut running, Txid(2)).await;
         }
         kill(running).await;
         insert(&app, 1, 10);
@@ -195,7 +202,8 @@ async fn what_was_spooled_and_perhaps_sent_goes_first_with_its_own_nonce() {
         kill(running).await;
         let store = FaultyStore::new(world.store.clone(), &[fault; 64]);
         let place = place(&world, store.clone());
-        let (replica, _) = Replica::resume(place, watcher(), settings(&world)).await.unwrap();
+        let (replica, _) =
+            Replica::resume(place, watcher(), settings(&world), Holders::default()).await.unwrap();
         let running = replica.start(None);
         insert(&app, 1, 10);
         let mut ticks = tokio::time::interval(Duration::from_millis(1));
@@ -220,12 +228,19 @@ async fn a_position_of_another_generation_or_a_clean_one_is_refused() {
     let (running, _app) = awake(&world).await;
     kill(running).await;
     let other = Settings { generation: Generation(4), ..settings(&world) };
-    let refused = Replica::resume(place(&world, world.store.clone()), watcher(), other).await;
+    let refused =
+        Replica::resume(place(&world, world.store.clone()), watcher(), other, Holders::default())
+            .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
     let position = position_file::load(&world.state()).unwrap().unwrap();
     position_file::save(&world.state(), &Position { clean: true, ..position }).unwrap();
-    let refused =
-        Replica::resume(place(&world, world.store.clone()), watcher(), settings(&world)).await;
+    let refused = Replica::resume(
+        place(&world, world.store.clone()),
+        watcher(),
+        settings(&world),
+        Holders::default(),
+    )
+    .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
 }
 
@@ -239,7 +254,37 @@ async fn two_files_behind_the_position_are_refused() {
     for nonce in ["a", "b"] {
         fs::write(dir.join(spool::name(Txid(2), &Nonce::from(nonce))), "x").unwrap();
     }
-    let refused =
-        Replica::resume(place(&world, world.store.clone()), watcher(), settings(&world)).await;
+    let refused = Replica::resume(
+        place(&world, world.store.clone()),
+        watcher(),
+        settings(&world),
+        Holders::default(),
+    )
+    .await;
     assert!(matches!(refused, Err(OpenError::NotOpen(_))));
+}
+
+#[tokio::test]
+async fn an_app_that_has_a_former_file_open_is_not_followed_after_a_restart_either() {
+    let world = World::new();
+    let app = world.app(4096);
+    // Another file, so that the followed one is known to be no longer the app's.
+    let other = world.dir.path().join("other.db");
+    app.execute("VACUUM INTO ?1", [other.to_str().unwrap()]).unwrap();
+    std::fs::rename(other, world.db()).unwrap();
+    // A position that was written after the swap says nothing of the file before.
+    note(&world, Txid(0), None);
+    let holds = Holders::new(|_, _| true);
+    let place = place(&world, world.store.clone());
+    let resumed = Replica::resume(place, watcher(), settings(&world), holds).await;
+    let (replica, opened) = resumed.unwrap();
+    assert_eq!(opened, Opened::NeedsFullImage);
+    let running = replica.start(None);
+    let mut status = running.watch();
+    let told = status.wait_for(|status| match &status.state {
+        crate::replica::State::Detached { reason } => reason.contains("former file"),
+        crate::replica::State::Following | crate::replica::State::StoodDown => false,
+    });
+    tokio::time::timeout(Duration::from_secs(20), told).await.unwrap().unwrap();
+    running.abandon();
 }

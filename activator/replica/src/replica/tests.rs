@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dormouse_store::DirectoryStore;
@@ -407,6 +408,43 @@ async fn what_is_written_while_nothing_is_followed_counts_as_lag() {
     status.wait_for(|status| status.behind_since.is_none()).await.unwrap();
     drop(app);
     assert!(running.finish(BUDGET).await.clean);
+}
+
+#[tokio::test]
+async fn a_file_that_is_swapped_under_the_app_is_followed_once_the_app_has_let_go_of_the_former() {
+    for with_database in [true, false] {
+        let world = World::new();
+        let app = world.app(4096);
+        let (replica, _) = open(&world, Base::Image { after: Txid(0) }).await;
+        let holds = Arc::new(AtomicBool::new(true));
+        let look = Arc::clone(&holds);
+        let replica = replica.held_by(Holders::new(move |_, former| {
+            assert_eq!(former.len(), 2, "database and WAL");
+            look.load(Ordering::SeqCst)
+        }));
+        let mut running = replica.start(None);
+        assert_eq!(durable(&mut running).await, Txid(1));
+        if with_database {
+            let other = backup(&world, 4096);
+            put_in_place(&world, &other);
+        } else {
+            crate::restore::remove(&wal_path(&world.db())).unwrap();
+        }
+        insert(&app, 1, 1);
+        let told = |status: &Status| match &status.state {
+            State::Detached { reason } => reason.contains("the app goes on with the former file"),
+            State::Following | State::StoodDown => false,
+        };
+        let mut status = running.watch();
+        let wait = tokio::time::timeout(Duration::from_secs(20), status.wait_for(told));
+        assert!(wait.await.unwrap().unwrap().behind_since.is_some());
+        assert!(!wal_path(&world.db()).exists(), "none is made beside the app's");
+        drop(app);
+        holds.store(false, Ordering::SeqCst);
+        durable_at(&mut running, Txid(2)).await;
+        assert_eq!(running.status().state, State::Following);
+        assert!(running.finish(BUDGET).await.clean);
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::error::RestoreError;
@@ -32,6 +32,8 @@ impl Target {
             .write(true)
             .create(true)
             .truncate(true)
+            // It may hold what its app shows to nobody else.
+            .mode(0o600)
             .open(path)
             .map_err(|error| RestoreError::io(path, error))?;
         Ok(Self::over(path, file, None, 0))

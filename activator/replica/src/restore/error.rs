@@ -7,6 +7,7 @@ use dormouse_core::ids::Txid;
 use dormouse_store::ReadError;
 
 use crate::ltx::{LtxError, Pgno};
+use crate::put::rfc3339;
 
 /// Why a replica cannot be restored. None of these gives an older state instead.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,14 @@ pub enum RestoreError {
         wanted: String,
         /// What can be had.
         have: Txid,
+    },
+    /// Everything in the replica is younger.
+    #[error("nothing is as old as {}: the oldest state there is, is of {}", rfc3339(*wanted_ms), rfc3339(*oldest_ms))]
+    TooOld {
+        /// What was asked for, milliseconds since 1970.
+        wanted_ms: i64,
+        /// What can be had.
+        oldest_ms: i64,
     },
     /// The store did not give what it listed.
     #[error(transparent)]

@@ -106,9 +106,6 @@ impl Listing {
             plan.push(next);
         }
         match target {
-            Target::Timestamp(ms) if plan.is_empty() => {
-                Err(RestoreError::Unreached { wanted: format!("time {ms} ms"), have })
-            }
             // Files that are younger than the time are not in the list any more.
             Target::Latest | Target::Timestamp(_) => {
                 let next = self.files.iter().filter(|file| file.key.max > have);

@@ -41,11 +41,18 @@ pub(super) async fn keep_until<S: Store>(
         }
         kept.extend(files.into_iter().take(low));
     }
-    kept.sort_unstable();
-    listing.files = kept;
-    if listing.files.is_empty() {
-        let wanted = format!("{}: nothing is that old", crate::put::rfc3339(ms));
-        return Err(RestoreError::Unreached { wanted, have: Txid(0) });
+    let is_first = |file: &&RemoteFile| file.key.min == Txid(1);
+    if kept.iter().any(|file| is_first(&file)) {
+        kept.sort_unstable();
+        listing.files = kept;
+        return Ok(requests);
+    }
+    // Every state begins with a file of the first TXID, or there is a gap.
+    let first = listing.files.iter().filter(is_first).min_by_key(|file| file.key.max);
+    if let Some(first) = first {
+        let key = store.layout().ltx_key(prefix, host, &first.key);
+        let oldest_ms = header_of(store, &key).await?.timestamp_ms;
+        return Err(RestoreError::TooOld { wanted_ms: ms, oldest_ms });
     }
     Ok(requests)
 }

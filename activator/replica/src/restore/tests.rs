@@ -84,10 +84,9 @@ async fn every_txid_can_be_restored() {
         sizes.push(restored.page_count);
     }
     assert!(sizes.is_sorted() && sizes[0] < sizes[4], "{sizes:?}");
-    assert!(matches!(
-        world.restore(Target::Timestamp(999)).await,
-        Err(RestoreError::Unreached { .. })
-    ));
+    let error = world.restore(Target::Timestamp(999)).await.unwrap_err();
+    assert!(matches!(error, RestoreError::TooOld { wanted_ms: 999, oldest_ms: 1_000 }), "{error}");
+    assert!(error.to_string().contains("is of 1970-01-01T00:00:01"), "{error}");
     assert_eq!(world.restore(Target::Timestamp(1_000)).await.unwrap().txid, Txid(5));
 }
 

@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
-use super::{App, AppLimits, AppListen, Config, Span, Store, StoreKind};
+use super::{Config, Span, Store, StoreKind};
+use apps::{app, pressure, users};
+
+mod apps;
+
+pub use apps::warnings;
 
 /// Why a config was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -62,11 +67,11 @@ pub(super) fn override_from(
         }
     }
     if let Some(idle) = set("DORMOUSE_IDLE") {
-        config.sleep.idle = idle.parse::<Span>().map_err(|problem| ConfigError::Value {
+        config.sleep.idle = idle.parse::<Span>().map_err(|_| ConfigError::Value {
             place: ENVIRONMENT.to_owned(),
             key: "DORMOUSE_IDLE".to_owned(),
-            problem,
-            allowed: "a duration like 15m or 90s",
+            problem: format!("{idle:?} is not a duration"),
+            allowed: super::span::ALLOWED,
         })?;
     }
     Ok(())
@@ -86,6 +91,7 @@ pub(super) fn check(config: &Config, path: &Path) -> Result<(), ConfigError> {
         .and_then(|()| session(config))
         .and_then(|()| replica(config))
         .and_then(|()| users(config))
+        .and_then(|()| pressure(config))
         .and_then(|()| config.store.as_ref().map_or(Ok(()), store))
         .and_then(|()| apart(config))
         .and_then(|()| config.apps.iter().try_for_each(|(name, an_app)| app(name, an_app)));
@@ -345,101 +351,6 @@ fn is_endpoint(endpoint: &str) -> bool {
         .is_some_and(|host| !host.is_empty() && host.chars().all(plain))
 }
 
-fn app(name: &str, app: &App) -> Result<(), Misfit> {
-    let key = |field: &str| format!("app.{name}.{field}");
-    if !app.command.first().is_some_and(|program| Path::new(program).is_absolute()) {
-        let problem = format!("{:?} does not start with a path", app.command);
-        let allowed = "a list that starts with an absolute path";
-        return misfit(&key("command"), problem, allowed);
-    }
-    let is_log = app.db.starts_with("app.log");
-    if app.db.is_empty() || app.db.contains('/') || app.db.starts_with('.') || is_log {
-        let problem = format!("{:?} cannot be the database's name", app.db);
-        let allowed = "a file name with no / and no leading dot, not app.log";
-        return misfit(&key("db"), problem, allowed);
-    }
-    for question in [&app.health, &app.next_due].into_iter().flatten() {
-        if !question.starts_with('/') || !question.chars().all(|c| c.is_ascii_graphic()) {
-            let problem = format!("{question:?} is no path");
-            return misfit(&key("health or next_due"), problem, "a path like /healthz");
-        }
-    }
-    if let Some(word) = app.command.iter().find_map(|text| unknown_word(text)) {
-        let problem = format!("{word:?} is filled in by nothing");
-        return misfit(&key("command"), problem, "{socket}, {db}, {host} and {dir}");
-    }
-    limits(name, app)?;
-    let binds = app.listen == AppListen::Path;
-    if binds && !app.command.iter().any(|text| text.contains("{socket}")) {
-        let problem = "nothing tells the app which socket to bind".to_owned();
-        return misfit(
-            &key("command"),
-            problem,
-            "{socket} among its arguments, or listen = \"fd\"",
-        );
-    }
-    Ok(())
-}
-
-/// Users of a box: more than it has slots for hosts by default.
-const USERS: u32 = 1_000_000;
-
-fn users(config: &Config) -> Result<(), Misfit> {
-    let first = config.instances.first_user;
-    // Beyond it some programs take a number for a negative one.
-    let last = i32::MAX.unsigned_abs() - USERS;
-    if first < 1000 || first > last {
-        let problem = format!("{first} is no place for a million users");
-        return misfit("instances.first_user", problem, "1000 to 2146483647");
-    }
-    Ok(())
-}
-
-fn limits(name: &str, app: &App) -> Result<(), Misfit> {
-    let AppLimits { memory_high_mib, memory_max_mib, pids_max, cpu_weight } = app.limits;
-    let key = |field: &str| format!("app.{name}.limits.{field}");
-    for (field, value) in [
-        ("memory_high_mib", memory_high_mib),
-        ("memory_max_mib", memory_max_mib),
-        ("pids_max", pids_max),
-    ] {
-        if value == Some(0) {
-            let problem = "0 lets nothing run".to_owned();
-            return misfit(&key(field), problem, "1 and more; absent for no limit");
-        }
-    }
-    if let (Some(high), Some(max)) = (memory_high_mib, memory_max_mib)
-        && high > max
-    {
-        let problem = format!("{high} is above memory_max_mib, {max}");
-        return misfit(&key("memory_high_mib"), problem, "at most memory_max_mib");
-    }
-    if let Some(weight) = cpu_weight.filter(|weight| !(1..=10_000).contains(weight)) {
-        return misfit(&key("cpu_weight"), format!("{weight} is no weight"), "1 to 10000");
-    }
-    let relative = |path: &&PathBuf| !path.is_absolute();
-    if let Some(path) = app.read.iter().chain(&app.write).find(relative) {
-        let problem = format!("{:?} is relative", path.display());
-        return misfit(&format!("app.{name}.read or write"), problem, "absolute paths");
-    }
-    Ok(())
-}
-
-/// A word in braces that looks like one of ours and is none; `${…}` is a shell's.
-fn unknown_word(text: &str) -> Option<&str> {
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('{') {
-        let (word, _) = after.split_once('}')?;
-        let is_word = !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-        let is_known = ["socket", "db", "host", "dir"].contains(&word);
-        if is_word && !is_known && !before.ends_with('$') {
-            return Some(word);
-        }
-        rest = after;
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -552,6 +463,23 @@ mod tests {
     }
 
     #[test]
+    fn an_app_that_is_not_told_its_database_is_warned_of() {
+        let warned = |more: &str| {
+            let text = format!("[app.x]\ncommand = [\"/x\", \"{{socket}}\"{more}");
+            warnings(&load(&text, &[]).unwrap()).join("\n")
+        };
+        assert!(warned("]").contains("app.x.command"), "{}", warned("]"));
+        for told in [
+            ", \"{db}\"]",
+            ", \"--data={dir}\"]",
+            ", \"app.db\"]",
+            "]\n[app.x.env]\nDATABASE = \"app.db\"",
+        ] {
+            assert_eq!(warned(told), "", "{told}");
+        }
+    }
+
+    #[test]
     fn an_s3_store_needs_a_bucket_and_a_region_or_an_endpoint() {
         for text in [
             "[store]\nkind = \"s3\"\nbucket = \"bbb\"\nregion = \"us-gov-west-1\"",
@@ -579,6 +507,7 @@ mod tests {
         assert_eq!(config.store.unwrap().prefix, "p");
         assert_eq!(config.sleep.idle, Span::from_secs(90));
         let error = load(text, &[("DORMOUSE_IDLE", "soon")]).unwrap_err();
-        assert!(error.contains("DORMOUSE_IDLE"), "{error}");
+        assert!(error.contains("DORMOUSE_IDLE") && error.contains("\"soon\""), "{error}");
+        assert_eq!(error.matches("allowed").count(), 1, "{error}");
     }
 }

@@ -46,7 +46,7 @@ impl Span {
 /// Ten years. Times this, and sums of a few of these with a clock, stay far below 2⁶⁴ nanoseconds.
 const MAX_MS: u64 = 3650 * 86_400_000;
 
-const ALLOWED: &str = "a whole number above 0 with a unit: ms, s, m, h or d (for example \"15m\"), at most \
+pub(super) const ALLOWED: &str = "a whole number above 0 with a unit: ms, s, m, h or d (for example \"15m\"), at most \
                        3650d";
 
 impl FromStr for Span {

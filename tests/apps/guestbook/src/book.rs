@@ -19,8 +19,11 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn open(path: &Path) -> rusqlite::Result<Self> {
+    pub(crate) fn open(path: &Path, exclusive: bool) -> rusqlite::Result<Self> {
         let connection = Connection::open(path)?;
+        if exclusive {
+            connection.pragma_update(None, "locking_mode", "exclusive")?;
+        }
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.busy_timeout(std::time::Duration::from_secs(5))?;

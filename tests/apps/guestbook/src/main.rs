@@ -37,6 +37,9 @@ struct Arguments {
     /// Start a child that detaches itself and ignores SIGTERM, too.
     #[arg(long)]
     detach: bool,
+    /// Keep the database locked, as an app does that cannot be replicated.
+    #[arg(long)]
+    exclusive: bool,
 }
 
 /// What all requests share.
@@ -45,7 +48,7 @@ pub(crate) type Shared = Arc<Mutex<Book>>;
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let book = Book::open(&arguments.db)
+    let book = Book::open(&arguments.db, arguments.exclusive)
         .with_context(|| format!("database {}", arguments.db.display()))?;
     if arguments.start_ms > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(arguments.start_ms)).await;
