@@ -157,19 +157,28 @@ impl Conn {
 
     /// The next request on this connection is its last, and is told so. One that is on its way now is
     /// still answered: an idle connection stays open until [`Timer::Drain`] runs out.
+    ///
+    /// A WebSocket ends with 1012 where a frame of its app ends: its client comes again, and finds the
+    /// next process. One that begins later stays until [`Conn::end`].
     pub fn drain(&mut self) {
         self.draining = true;
+        if let Phase::Tunnel(tunnel) = &mut self.phase {
+            tunnel.leave();
+        }
     }
 
     /// Ends what would go on for as long as its client likes: a relay, and a connection without a
     /// request. The client's side is closed properly, behind what is already on its way there.
     pub fn end(&mut self) -> Step {
-        match &self.phase {
+        match &mut self.phase {
             Phase::Head if self.from_client.is_empty() => {
                 self.phase = Phase::Closing { shut: false, discarded: 0 };
                 Step::Wait
             }
-            Phase::Tunnel(_) => {
+            Phase::Tunnel(tunnel) => {
+                tunnel.leave();
+                // In the middle of a frame it is FIN alone.
+                tunnel.has_left(&mut self.from_upstream, &mut self.to_client);
                 self.next_request(true);
                 Step::Finished { reuse: false }
             }
@@ -338,6 +347,10 @@ impl Conn {
                 Phase::Held { .. } => Some(Step::Route),
                 Phase::Exchange(_) => self.exchange(),
                 Phase::Tunnel(tunnel) => {
+                    if tunnel.has_left(&mut self.from_upstream, &mut self.to_client) {
+                        self.next_request(true);
+                        return Step::Finished { reuse: false };
+                    }
                     let client = (&mut self.from_client, &mut self.to_client, self.client_closed);
                     let upstream = (&mut self.from_upstream, &mut self.to_upstream);
                     let step = tunnel.relay(client, upstream);
@@ -408,7 +421,8 @@ impl Conn {
         match exchange.advance(client, upstream, self.draining) {
             Progress::Wait => Some(Step::Wait),
             Progress::Tunnel => {
-                self.phase = Phase::Tunnel(Tunnel::default());
+                let websocket = exchange.request().websocket;
+                self.phase = Phase::Tunnel(Tunnel::new(websocket));
                 None
             }
             Progress::Finished { reuse, close } => {

@@ -193,6 +193,56 @@ fn the_end_of_a_drain_closes_a_tunnel_behind_what_was_sent() {
     assert_eq!(conn.advance(), Step::Closed);
 }
 
+const SOCKET: &str =
+    "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n";
+const SWITCHED: &str =
+    "HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n";
+
+fn says_1012(said: &[u8]) -> bool {
+    said.ends_with(b"\x88\x11\x03\xf4service restart")
+}
+
+#[test]
+fn a_drain_ends_a_web_socket_with_1012_where_a_frame_ends() {
+    let mut conn = sent(SOCKET, false);
+    assert_eq!(app_says(&mut conn, SWITCHED), Step::Wait);
+    assert_eq!(app_says(&mut conn, "\u{1}\u{5}hel"), Step::Wait);
+    taken(conn.to_client());
+    conn.drain();
+    assert_eq!(conn.advance(), Step::Wait, "in the middle of a frame");
+    assert_eq!(app_says(&mut conn, "lo\u{1}\u{3}one"), DROPPED);
+    let said = conn.to_client().data().to_vec();
+    assert!(said.starts_with(b"lo\x88") && says_1012(&said), "{said:?}");
+    let length = said.len();
+    conn.to_client().consume(length);
+    assert_eq!(conn.advance(), Step::ShutdownClient);
+    conn.client_closed();
+    assert_eq!(conn.advance(), Step::Closed);
+}
+
+#[test]
+fn a_web_socket_that_is_silent_ends_at_once_and_one_that_begins_later_at_the_end() {
+    let mut silent = sent(SOCKET, false);
+    app_says(&mut silent, SWITCHED);
+    taken(silent.to_client());
+    silent.drain();
+    assert_eq!(silent.advance(), DROPPED);
+    assert!(says_1012(silent.to_client().data()));
+    let mut late = sent(SOCKET, false);
+    late.drain();
+    assert_eq!(app_says(&mut late, SWITCHED), Step::Wait);
+    taken(late.to_client());
+    assert_eq!(late.end(), DROPPED);
+    assert!(says_1012(late.to_client().data()));
+    let mut halfway = sent(SOCKET, false);
+    app_says(&mut halfway, SWITCHED);
+    app_says(&mut halfway, "\u{1}\u{5}hel");
+    taken(halfway.to_client());
+    halfway.drain();
+    assert_eq!(halfway.end(), DROPPED);
+    assert!(halfway.to_client().is_empty(), "FIN alone, in the middle of a frame");
+}
+
 #[test]
 fn a_tunnel_passes_what_was_sent_early_and_ends_side_by_side() {
     let upgrade = "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n";

@@ -15,6 +15,7 @@ mod chunked;
 pub mod conn;
 mod exchange;
 mod fields;
+mod frames;
 pub mod host;
 pub mod request;
 pub mod response;

@@ -52,6 +52,8 @@ pub struct Request {
     pub close: bool,
     /// It asks for another protocol.
     pub upgrade: bool,
+    /// To WebSocket and nothing else.
+    pub websocket: bool,
     /// It waits for 100 before its body.
     pub expect: bool,
     /// It says that it comes from a sidecar.
@@ -148,12 +150,15 @@ fn read(
         && has("upgrade")
         && connection.names("upgrade")
         && !all.iter().any(|field| is(field.name, "upgrade") && names_h2(field.value));
+    let mut offers = all.iter().filter(|field| is(field.name, "upgrade"));
+    let websocket = upgrade && offers.all(|field| field.value.eq_ignore_ascii_case(b"websocket"));
     let request = Request {
         method: method(line.method),
         is_11: line.is_11,
         framing,
         close: !line.is_11 || connection.names("close"),
         upgrade,
+        websocket,
         expect: line.is_11 && expects_continue(all)?,
         sidecar: has("x-dormouse-sidecar"),
         host: authority.host,

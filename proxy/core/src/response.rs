@@ -161,6 +161,7 @@ mod tests {
             framing: Framing::Empty,
             close: false,
             upgrade: false,
+            websocket: false,
             expect: false,
             sidecar: false,
         }

@@ -7,12 +7,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use dormouse_e2e::binary;
 use dormouse_e2e::edge::{Answer, ENGINES, PATIENCE, Proxy};
 use dormouse_e2e::edge_backend::Backend;
 use dormouse_e2e::edge_peer::{FakeActivator, limits};
 use dormouse_e2e::load::Load;
 use dormouse_e2e::wait::until;
+use dormouse_e2e::world::{Plan, World};
+use dormouse_e2e::{binary, programs};
 
 const HOST: &str = "a.test";
 const CLIENTS: usize = 8;
@@ -114,6 +115,36 @@ fn a_web_socket_holds_no_new_connection_up_and_ends_with_the_drain() {
         drop(switched);
         assert!(proxy.wait().unwrap().success());
         assert!(!proxy.log().contains("are cut"), "{}", proxy.log());
+    }
+}
+
+#[test]
+fn a_real_web_socket_is_told_to_come_again_and_does() {
+    use tungstenite::protocol::frame::coding::CloseCode;
+    use tungstenite::{Message, client};
+    for engine in ENGINES {
+        let bin = programs().unwrap();
+        let config = World::guestbook(&bin, "path");
+        let plan = Plan { config, engine: engine.to_owned(), ..Plan::default() };
+        let mut world = World::started(&bin, &plan).unwrap();
+        world.add(HOST, "guestbook").unwrap();
+        let address = world.address();
+        let connect = || {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let (mut socket, _) = client(format!("ws://{HOST}/ws"), stream).unwrap();
+            socket.send(Message::text("one")).unwrap();
+            assert_eq!(socket.read().unwrap(), Message::text("one"));
+            socket
+        };
+        let mut socket = connect();
+        world.end_proxy(nix::sys::signal::Signal::SIGTERM).unwrap();
+        let Message::Close(Some(close)) = socket.read().unwrap() else { panic!("no Close") };
+        assert_eq!(close.code, CloseCode::Restart);
+        assert!(socket.read().is_err(), "and the connection ends behind it");
+        world.start_proxy().unwrap();
+        connect();
+        world.stop().unwrap();
     }
 }
 
