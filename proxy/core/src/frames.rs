@@ -84,13 +84,13 @@ mod tests {
         let mask: u8 = if masked { 0x80 } else { 0 };
         let mut bytes = vec![0x82];
         match u16::try_from(length) {
-            Ok(short) if short < 126 => bytes.push(mask | u8::try_from(short).unwrap()),
+            Ok(short) if short < 126 => bytes.push(mask + u8::try_from(short).unwrap()),
             Ok(long) => {
-                bytes.push(mask | 126);
+                bytes.push(mask + 126);
                 bytes.extend(long.to_be_bytes());
             }
             Err(_) => {
-                bytes.push(mask | 127);
+                bytes.push(mask + 127);
                 bytes.extend(u64::try_from(length).unwrap().to_be_bytes());
             }
         }
