@@ -47,6 +47,9 @@ esac; done; shift $((OPTIND-1)); [[ $# -gt 0 ]] || { sed -n 2,19p "$self" >&2; e
 if [[ $(stat -fc %T /sys/fs/cgroup) == cgroup2fs ]]; then C2=/sys/fs/cgroup
 else C2=/sys/fs/cgroup/unified; fi
 base=$C2$(sed -n 's/^0:://p' /proc/self/cgroup); base=${base%/}
+# Where the machine hands controllers down, limits are to be enforced inside, too: a cgroup with processes
+# of its own cannot pass them on, the topmost can.
+! grep -qw memory "$C2/cgroup.subtree_control" || base=$C2
 CG=$base/ris-$$
 W=/tmp/ris.$$
 sweep() { local d p   # what a SIGKILLed run left (empty directories), never a live run's
