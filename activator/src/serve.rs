@@ -45,6 +45,7 @@ pub(crate) mod paths;
 mod records;
 mod refusals;
 mod replica;
+mod signals;
 mod start;
 mod store;
 mod watched;
@@ -62,6 +63,9 @@ use records::Records;
 /// How long proxies of an earlier activator are waited for before anything is stopped.
 const PROXIES_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long tasks that block may go on after the end.
+const LAST_TASKS_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Between looks at WAL files that no event announced.
 const POLL: Duration = Duration::from_secs(2);
 
@@ -75,7 +79,10 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("tokio's runtime")?;
-    runtime.block_on(serve(Arc::new(config)))
+    let ended = runtime.block_on(serve(Arc::new(config)));
+    // What still reads or writes a file is cut off, as by a crash: nothing depends on it.
+    runtime.shutdown_timeout(LAST_TASKS_TIMEOUT);
+    ended
 }
 
 async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
@@ -94,7 +101,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let history = History::open(&paths.data().join("events.log"), settings.clone())
         .context("the event log")?;
     let registry = Registry::open(&paths.data().join("registry.db"))?;
-    if is_started_by_systemd() {
+    if signals::is_started_by_systemd() {
         dormouse_instances::settle_in_leaf().context("a cgroup of our own")?;
     }
     let nursery = Nursery::open(paths.data()).context("containment of instances")?;
@@ -132,8 +139,11 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
-    stop_on_signals(inputs)?;
+    signals::listen(inputs)?;
     let early = driver.await_proxies(PROXIES_TIMEOUT).await;
+    if driver.is_leaving() {
+        return Ok(());
+    }
     driver.boot(seeds, memory, random_text()?);
     for event in early {
         driver.on_link(event);
@@ -142,15 +152,11 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let drilling = drill::start(&driver.parts);
     driver.run().await;
     drilling.end().await;
-    driver.parts.nursery.close();
+    if !driver.is_leaving() {
+        driver.parts.nursery.close();
+    }
     admin.abort();
     Ok(())
-}
-
-/// Whether this very process is a service's: then the service's cgroup is ours.
-fn is_started_by_systemd() -> bool {
-    let pid = std::process::id().to_string();
-    std::env::var("SYSTEMD_EXEC_PID").is_ok_and(|named| named == pid)
 }
 
 /// Who may connect to the link: the numbers of the config, and those of its names.
@@ -240,20 +246,4 @@ fn settings(config: &Config, identity: Identity) -> Settings {
         proof: nanos(config.sleep.proof),
         ..Settings::new(identity)
     }
-}
-
-fn stop_on_signals(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("asked to stop");
-        // A driver that is gone needs no stop.
-        inputs.send(Input::Shutdown).ok();
-    });
-    Ok(())
 }

@@ -41,8 +41,10 @@ pub(crate) enum Input {
     Link(LinkEvent),
     /// From the admin socket.
     Command(Command),
-    /// A signal.
+    /// A signal: put every host to sleep and end.
     Shutdown,
+    /// A signal: end, and leave what serves to the next activator.
+    Leave,
     /// A look at whether the loop lives.
     Watchdog,
 }
@@ -80,6 +82,19 @@ pub(crate) struct Hosted {
     pub(crate) outside: bool,
 }
 
+/// Where the loop is headed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// It goes on; a shutdown may be under way.
+    Goes,
+    /// It was asked to put every host to sleep before there was anything to put to sleep.
+    StopsAtOnce,
+    /// Every host sleeps.
+    Ended,
+    /// What serves is left to the next activator, as a crash would leave it.
+    Leaves,
+}
+
 /// The activator's loop.
 pub(crate) struct Driver {
     pub(crate) core: Core,
@@ -95,7 +110,7 @@ pub(crate) struct Driver {
     pub(crate) handing: BTreeMap<Slot, (bool, oneshot::Sender<Reply>)>,
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
     pub(crate) refusals: Refusals,
-    pub(crate) ended: bool,
+    pub(crate) course: Course,
     pub(crate) told: Told,
     received: mpsc::UnboundedReceiver<Input>,
     /// Events that effects led to at once.
@@ -130,7 +145,7 @@ impl Driver {
             handing: BTreeMap::new(),
             takeovers: Vec::new(),
             refusals: Refusals::default(),
-            ended: false,
+            course: Course::Goes,
             told: Told::new(),
             received,
             at_once: VecDeque::new(),
@@ -159,7 +174,11 @@ impl Driver {
                     }
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
-                    Some(Input::Shutdown) => self.ended = true,
+                    Some(Input::Shutdown) => self.course = Course::StopsAtOnce,
+                    Some(Input::Leave) => {
+                        self.course = Course::Leaves;
+                        break;
+                    }
                     Some(Input::Event(_) | Input::Watchdog) | None => {}
                 },
                 () = sleep(pause) => {}
@@ -175,10 +194,11 @@ impl Driver {
     pub(crate) async fn run(&mut self) {
         let mut shutdown_ends: Option<Mono> = None;
         // Asked for while it started: with nothing awake, the core ends it in this very step.
-        if std::mem::take(&mut self.ended) {
+        if self.course == Course::StopsAtOnce {
+            self.course = Course::Goes;
             shutdown_ends = Some(self.begin_shutdown());
         }
-        while !self.ended {
+        while self.course == Course::Goes {
             let now = clock::system_now();
             if shutdown_ends.is_some_and(|end| end <= now.mono) {
                 tracing::warn!("shutdown took too long; the next start finds what is left");
@@ -193,6 +213,7 @@ impl Driver {
             tokio::select! {
                 input = self.received.recv() => match input {
                     Some(Input::Shutdown) => shutdown_ends = Some(self.begin_shutdown()),
+                    Some(Input::Leave) => return self.leave(),
                     Some(input) => self.on_input(input),
                     None => return,
                 },
@@ -208,6 +229,19 @@ impl Driver {
         Mono(clock::system_now().mono.0.saturating_add(nanos(SHUTDOWN_TIMEOUT)))
     }
 
+    /// Nothing is put to sleep, and nothing waited for: a host in the middle of a wake or a sleep
+    /// is brought to an end by the next activator, which knows it from a crash.
+    fn leave(&mut self) {
+        let awake = self.core.awake().count();
+        tracing::info!(awake, "leaving what runs to the next activator");
+        self.course = Course::Leaves;
+        self.flush();
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.course == Course::Leaves
+    }
+
     fn flush(&mut self) {
         if let Err(error) = self.parts.history.flush() {
             tracing::warn!(%error, "the event log cannot be written");
@@ -220,6 +254,7 @@ impl Driver {
             Input::Link(event) => self.on_link(event),
             Input::Command(command) => self.on_command(command),
             Input::Shutdown => self.step(Event::Shutdown),
+            Input::Leave => self.course = Course::Leaves,
             Input::Watchdog => self.feed_watchdog(),
         }
     }

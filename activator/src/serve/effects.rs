@@ -10,7 +10,7 @@ use dormouse_link::{Refusal, RunNumber};
 
 use super::ask;
 use super::commands::Reply;
-use super::driver::{Driver, Hosted, OVER};
+use super::driver::{Course, Driver, Hosted, OVER};
 use super::held;
 use super::replica::HostReplica;
 use dormouse_replica::clock;
@@ -63,7 +63,7 @@ impl Driver {
             Effect::Retired(slot) => self.retired(slot),
             Effect::Handed(slot, how) => self.handed(slot, how),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
-            Effect::Exit => self.ended = true,
+            Effect::Exit => self.course = Course::Ended,
         }
     }
 
