@@ -212,6 +212,8 @@ impl Driver {
             let pause = Duration::from_nanos(wake.saturating_sub(now.mono.0));
             tokio::select! {
                 input = self.received.recv() => match input {
+                    // A second one changes nothing: the time runs.
+                    Some(Input::Shutdown) if shutdown_ends.is_some() => {}
                     Some(Input::Shutdown) => shutdown_ends = Some(self.begin_shutdown()),
                     Some(Input::Leave) => return self.leave(),
                     Some(input) => self.on_input(input),
@@ -253,8 +255,8 @@ impl Driver {
             Input::Event(event) => self.step(event),
             Input::Link(event) => self.on_link(event),
             Input::Command(command) => self.on_command(command),
-            Input::Shutdown => self.step(Event::Shutdown),
-            Input::Leave => self.course = Course::Leaves,
+            // The loop itself hears these.
+            Input::Shutdown | Input::Leave => {}
             Input::Watchdog => self.feed_watchdog(),
         }
     }
