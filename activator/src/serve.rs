@@ -8,7 +8,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ mod outside;
 pub(crate) mod paths;
 mod records;
 mod refusals;
+mod reload;
 mod replica;
 mod signals;
 mod start;
@@ -70,7 +71,7 @@ const LAST_TASKS_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
-pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+pub(crate) fn run(config: Config, path: PathBuf) -> anyhow::Result<()> {
     for warning in dormouse_link::config::warnings(&config) {
         tracing::warn!(warning, "the config");
     }
@@ -79,13 +80,13 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("tokio's runtime")?;
-    let ended = runtime.block_on(serve(Arc::new(config)));
+    let ended = runtime.block_on(serve(Arc::new(config), path));
     // What still reads or writes a file is cut off, as by a crash: nothing depends on it.
     runtime.shutdown_timeout(LAST_TASKS_TIMEOUT);
     ended
 }
 
-async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
+async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> {
     let Some(store_config) = &config.store else {
         bail!(
             "the config has no [store]: nothing can be managed; dormouse-proxy serves the plain \
@@ -117,6 +118,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let records = Records::new(store.clone(), store_config.prefix.clone());
     let parts = driver::Parts {
         config: Arc::clone(&config),
+        config_path,
         settings,
         paths,
         store,

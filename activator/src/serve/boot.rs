@@ -12,11 +12,14 @@ use super::held;
 use super::journal::Memory;
 
 impl Driver {
-    /// Takes in every route. Before the link listens: a proxy that comes again with hosts awake is
+    /// Takes in every route that is not served yet. Before the link listens: a proxy that comes again with hosts awake is
     /// told of all of them at once, or it would forget those.
     pub(crate) fn load(&mut self) -> anyhow::Result<Vec<HostSeed>> {
         let mut seeds = Vec::new();
         for route in self.parts.registry.routes()? {
+            if self.hosts.contains_key(&Slot(route.slot)) {
+                continue;
+            }
             let Some(app) = self.parts.config.apps.get(&route.app).cloned() else {
                 tracing::error!(
                     host = route.host,

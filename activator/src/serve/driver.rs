@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(crate) enum Input {
     Shutdown,
     /// A signal: end, and leave what serves to the next activator.
     Leave,
+    /// A signal: read the config again.
+    Reload,
     /// A look at whether the loop lives.
     Watchdog,
 }
@@ -52,6 +55,8 @@ pub(crate) enum Input {
 /// What the driver is made of.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
+    /// Where it was read.
+    pub(crate) config_path: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) paths: Paths,
     pub(crate) store: AnyStore,
@@ -179,7 +184,7 @@ impl Driver {
                         self.course = Course::Leaves;
                         break;
                     }
-                    Some(Input::Event(_) | Input::Watchdog) | None => {}
+                    Some(Input::Event(_) | Input::Watchdog | Input::Reload) | None => {}
                 },
                 () = sleep(pause) => {}
             }
@@ -257,6 +262,7 @@ impl Driver {
             Input::Command(command) => self.on_command(command),
             // The loop itself hears these.
             Input::Shutdown | Input::Leave => {}
+            Input::Reload => drop(self.reload()),
             Input::Watchdog => self.feed_watchdog(),
         }
     }

@@ -90,6 +90,15 @@ impl Rules {
     }
 }
 
+fn upload_of(app: &App) -> UploadSettings {
+    let class = match app.replication {
+        Replication::Stream => Class::Stream,
+        Replication::Batched => Class::Batched { every: Nanos::from_secs(30) },
+        Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
+    };
+    UploadSettings { class, ..UploadSettings::default() }
+}
+
 /// The unfinished restore inside it.
 const UNFINISHED: &str = "restore.tmp";
 
@@ -102,16 +111,11 @@ impl HostReplica {
         rules: Rules,
         sync_budget: Nanos,
     ) -> Self {
-        let class = match app.replication {
-            Replication::Stream => Class::Stream,
-            Replication::Batched => Class::Batched { every: Nanos::from_secs(30) },
-            Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
-        };
         Self {
             place,
             database,
             state_dir,
-            upload: UploadSettings { class, ..UploadSettings::default() },
+            upload: upload_of(app),
             rules,
             sync_budget,
             set_wal: app.set_wal,
@@ -120,6 +124,14 @@ impl HostReplica {
             watched: Watched::default(),
             end: Arc::default(),
         }
+    }
+
+    /// Other settings, from the next open on.
+    pub(crate) fn change(&mut self, app: &App, rules: Rules, sync_budget: Nanos) {
+        self.upload = upload_of(app);
+        self.set_wal = app.set_wal;
+        self.rules = rules;
+        self.sync_budget = sync_budget;
     }
 
     /// Whether the position says that the copy may be ahead of the store. Blocks.

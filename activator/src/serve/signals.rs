@@ -13,14 +13,18 @@ pub(crate) fn listen(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()>
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
     let mut quit = signal(SignalKind::quit()).context("SIGQUIT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("SIGHUP")?;
     tokio::spawn(async move {
         loop {
             let input = tokio::select! {
                 _ = terminate.recv() => Input::Shutdown,
                 _ = interrupt.recv() => Input::Shutdown,
                 _ = quit.recv() => Input::Leave,
+                _ = hangup.recv() => Input::Reload,
             };
-            tracing::info!("asked to stop");
+            if !matches!(input, Input::Reload) {
+                tracing::info!("asked to stop");
+            }
             // A driver that is gone needs no stop.
             if inputs.send(input).is_err() {
                 return;

@@ -214,6 +214,12 @@ fn a_stop_ends_a_wake_that_is_under_way() {
         add_a_slow_one();
         let waiting = std::thread::spawn(|| client::request(address(), "GET", SLOW, "/", None));
         is_in_state(SLOW, "starting");
+        let wal = format!("/var/lib/dormouse/hosts/{SLOW}/app.db-wal");
+        // Before that its database is none that can be followed, and stays unsynced.
+        until(PATIENCE, "the app has made its tables", || {
+            Ok(fs::metadata(&wal).is_ok_and(|wal| wal.len() > 0))
+        })
+        .unwrap();
         systemctl(&["stop", "dormouse.service"]);
         assert_eq!(property("dormouse", "Result"), "success", "{}", log());
         assert!(!run("pgrep", &["-x", "guestbook"]).0, "an instance is left");
@@ -238,6 +244,35 @@ fn a_wake_that_a_restart_cuts_is_begun_again_for_the_same_request() {
         systemctl(&["restart", "dormouse.service"]);
         let answer = waiting.join().unwrap().unwrap();
         assert_eq!(answer.status, 200, "{}\n{}", answer.text(), log());
+    });
+}
+
+#[test]
+fn a_reload_is_taken_by_both_and_one_with_an_error_is_refused() {
+    booted("a_reload_is_taken_by_both_and_one_with_an_error_is_refused", || {
+        start();
+        is_served();
+        let before = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+        let config = fs::read_to_string("/etc/dormouse/dormouse.toml").unwrap();
+        let changed = config.replace("idle = \"15m\"", "idle = \"300ms\"");
+        let route = "[[route]]\nhost = \"plain.test\"\nupstream = \"unix:/run/none.sock\"\n";
+        fs::write("/etc/dormouse/dormouse.toml", changed + route).unwrap();
+        systemctl(&["reload", "dormouse.service", "dormouse-proxy.service"]);
+        is_in_state(HOST, "asleep");
+        until(PATIENCE, "the proxy has the route", || {
+            Ok(client::request(address(), "GET", "plain.test", "/", None)?.status != 404)
+        })
+        .unwrap();
+        fs::write("/etc/dormouse/dormouse.toml", config + "[nonsense]\n").unwrap();
+        for unit in ["dormouse", "dormouse-proxy"] {
+            assert!(!run("systemctl", &["reload", unit]).0, "{unit}");
+            let said = run("journalctl", &["-u", unit, "-o", "cat", "--no-pager"]).1;
+            assert!(said.contains("nonsense"), "{said}");
+            assert_eq!(property(unit, "ActiveState"), "active");
+        }
+        is_served();
+        let after = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+        assert_eq!(before, after);
     });
 }
 
