@@ -33,6 +33,7 @@ mod drill;
 mod driver;
 mod edge;
 mod effects;
+mod fdstore;
 mod held;
 mod history;
 mod journal;
@@ -131,6 +132,7 @@ async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> 
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
         rules: replica::Rules::of(&config.replica),
+        fd_store: fdstore::FdStore::open(),
         drills: drill::Drills::open(&config.this_box.data.join("drills.json")),
         inputs: inputs.clone(),
     };
@@ -153,10 +155,12 @@ async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> 
     notify::ready(driver.parts.inputs.clone());
     let drilling = drill::start(&driver.parts);
     driver.run().await;
-    drilling.end().await;
-    if !driver.is_leaving() {
-        driver.parts.nursery.close();
+    if driver.is_leaving() {
+        // As a crash: what would be let go of properly is the next activator's to find.
+        std::process::exit(0);
     }
+    drilling.end().await;
+    driver.parts.nursery.close();
     admin.abort();
     Ok(())
 }

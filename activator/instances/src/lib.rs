@@ -11,6 +11,7 @@
 mod cgroup;
 mod environment;
 mod health;
+mod inherited;
 mod instance;
 mod nursery;
 mod open_files;
@@ -20,5 +21,6 @@ mod spawn;
 pub use cgroup::settle_in_leaf;
 pub use environment::{EnvError, environment_of, parse_env_file};
 pub use health::{Health, wait_healthy};
+pub use inherited::take_inherited;
 pub use instance::{Instance, LeaderId};
 pub use nursery::{Containment, Leftover, Nursery, SpawnError, Start};

@@ -52,6 +52,12 @@ impl Driver {
             stray(found);
         }
         stray(leftovers.into_values().flatten().collect());
+        if let Some(store) = &self.parts.fd_store {
+            let is_held =
+                |seed: &&HostSeed| seed.leftover.as_ref().is_some_and(|l| l.held.is_some());
+            store
+                .keep_only(&seeds.iter().filter(is_held).map(|seed| seed.host.0.clone()).collect());
+        }
         let boot_id = &self.parts.settings.identity.boot_id;
         let deadline = held::deadline(self.parts.paths.data(), boot_id);
         let memo = memory.session.map(|memo| SessionMemo { deadline, ..memo });

@@ -377,7 +377,7 @@ impl Driver {
         let slot = Slot(route.slot);
         self.parts.edge.add_route(edge_slot(slot), self.edge_route(&route.host));
         let policy = self.policy(&app);
-        let replica = HostReplica::new(
+        let mut replica = HostReplica::new(
             Place {
                 store: self.parts.store.clone(),
                 prefix: self.parts.prefix.clone(),
@@ -389,6 +389,7 @@ impl Driver {
             self.parts.rules.clone(),
             Nanos(self.parts.config.sleep.sync.as_nanos()),
         );
+        replica.keeper = self.parts.fd_store.as_ref().map(|store| store.of(&route.host));
         let hosted = Hosted {
             host: route.host.clone(),
             app_name: route.app.clone(),

@@ -23,6 +23,7 @@ use tokio::time::sleep;
 use super::commands::{Command, Reply, Wait};
 use super::drill::Drills;
 use super::edge::Edge;
+use super::fdstore::FdStore;
 use super::history::History;
 use super::journal::Journal;
 use super::link::LinkEvent;
@@ -69,6 +70,8 @@ pub(crate) struct Parts {
     pub(crate) edge: Edge,
     pub(crate) watcher: Watcher,
     pub(crate) rules: Rules,
+    /// Where locks outlive this process.
+    pub(crate) fd_store: Option<Arc<FdStore>>,
     pub(crate) drills: Drills,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }

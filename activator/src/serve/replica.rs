@@ -16,7 +16,7 @@ use dormouse_core::time::Nanos;
 use dormouse_core::upload::{Class, Standing, UploadSettings};
 use dormouse_link::config::{self, App, Replication, Span};
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{self, FollowError, Limits};
+use dormouse_replica::follow::{self, FollowError, Keeper, Limits};
 use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings};
@@ -57,6 +57,8 @@ pub(crate) struct HostReplica {
     /// A fence or image in the making; kept so that a repeat sends the same bytes.
     fence: Arc<Mutex<Option<Fence>>>,
     pub(crate) watched: Watched,
+    /// Holds the database's locks beyond this process, where there is somebody.
+    pub(crate) keeper: Option<Arc<dyn Keeper>>,
     /// Dropped, it ends the keeper of the running replica.
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
 }
@@ -122,6 +124,7 @@ impl HostReplica {
             stage: Arc::default(),
             fence: Arc::default(),
             watched: Watched::default(),
+            keeper: None,
             end: Arc::default(),
         }
     }
@@ -141,6 +144,10 @@ impl HostReplica {
 
     pub(crate) async fn inspect(self) -> Answer {
         let seen = blocking(move || {
+            if let Some(keeper) = &self.keeper {
+                // Nobody has gone on from it.
+                follow::let_go(keeper.as_ref());
+            }
             // A lost disk loses the directories too.
             for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
                 private_dir(dir.unwrap_or(Path::new("/"))).map_err(text)?;
@@ -385,6 +392,7 @@ impl HostReplica {
             levels: self.rules.levels,
             budget: self.rules.budget.clone(),
             clock: clock::system_now,
+            keeper: self.keeper.clone(),
         }
     }
 

@@ -247,6 +247,76 @@ fn a_wake_that_a_restart_cuts_is_begun_again_for_the_same_request() {
     });
 }
 
+fn drop_in(text: &str) {
+    let folder = Path::new("/etc/systemd/system/dormouse.service.d");
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("test.conf"), format!("[Service]\n{text}\n")).unwrap();
+    systemctl(&["daemon-reload"]);
+}
+
+fn sign_much(rounds: u32) {
+    let entry = serde_json::json!({ "name": "big", "text": "x".repeat(60_000) }).to_string();
+    for _ in 0..rounds {
+        let answer = client::request(address(), "POST", HOST, "/api/entries", Some(&entry));
+        assert_eq!(answer.unwrap().status, 201);
+    }
+}
+
+/// The activator is away while its app writes 6,000 pages and more, and its WAL would be begun anew
+/// by the app's own checkpoints.
+fn writes_much_in_a_gap(settings: &str) {
+    drop_in(&format!("RestartSec=60\n{settings}"));
+    start();
+    sign_much(100);
+    is_durable(HOST);
+    for _ in 0..2 {
+        let before = run_of(HOST);
+        systemctl(&["kill", "-s", "KILL", "--kill-who=main", "dormouse.service"]);
+        until(PATIENCE, "systemd waits", || Ok(property("dormouse", "SubState") == "auto-restart"))
+            .unwrap();
+        sign_much(400);
+        systemctl(&["start", "dormouse.service"]);
+        is_in_state(HOST, "awake");
+        assert_eq!(run_of(HOST), before);
+        sign(HOST, "after");
+        is_durable(HOST);
+    }
+    let rows = |path: &str| dormouse_e2e::world::names_in(Path::new(path)).unwrap();
+    good("dormouse", &["restore", HOST, "--to", "/run/restored.db"]);
+    let wanted = rows(&format!("/var/lib/dormouse/hosts/{HOST}/app.db"));
+    assert!(wanted.len() == 902 && rows("/run/restored.db") == wanted, "{}", wanted.len());
+}
+
+#[test]
+fn an_app_that_writes_much_while_no_activator_runs_goes_on_by_increments() {
+    booted("an_app_that_writes_much_while_no_activator_runs_goes_on_by_increments", || {
+        writes_much_in_a_gap("");
+        let said = own_log();
+        assert_eq!(said.matches("replication goes on").count(), 2, "{said}");
+        assert_eq!(said.matches("how=Continuing").count(), 2, "{said}");
+        assert_eq!(property("dormouse", "NFileDescriptorStore"), "2");
+        good("dormouse", &["sleep", HOST]);
+        is_in_state(HOST, "asleep");
+        until(PATIENCE, "nothing is stored", || {
+            Ok(property("dormouse", "NFileDescriptorStore") == "0")
+        })
+        .unwrap();
+        let wal = format!("/var/lib/dormouse/hosts/{HOST}/app.db-wal");
+        assert!(!Path::new(&wal).exists(), "no lock is left");
+        is_served();
+        assert_eq!(property("dormouse", "NFileDescriptorStore"), "2");
+    });
+}
+
+#[test]
+fn without_a_store_of_descriptors_it_costs_an_image_and_nothing_else() {
+    booted("without_a_store_of_descriptors_it_costs_an_image_and_nothing_else", || {
+        writes_much_in_a_gap("FileDescriptorStoreMax=0");
+        let said = own_log();
+        assert_eq!(said.matches("how=NeedsFullImage").count(), 2, "{said}");
+    });
+}
+
 #[test]
 fn a_reload_is_taken_by_both_and_one_with_an_error_is_refused() {
     booted("a_reload_is_taken_by_both_and_one_with_an_error_is_refused", || {
@@ -300,10 +370,7 @@ fn a_reboot_puts_every_host_to_sleep() {
 #[test]
 fn an_activator_that_hangs_is_killed_by_the_watchdog_and_apps_go_on() {
     booted("an_activator_that_hangs_is_killed_by_the_watchdog_and_apps_go_on", || {
-        let folder = Path::new("/etc/systemd/system/dormouse.service.d");
-        fs::create_dir_all(folder).unwrap();
-        fs::write(folder.join("watchdog.conf"), "[Service]\nWatchdogSec=2\n").unwrap();
-        systemctl(&["daemon-reload"]);
+        drop_in("WatchdogSec=2");
         start();
         sign(HOST, "one");
         is_durable(HOST);

@@ -51,9 +51,13 @@ async fn followed(world: &mut World, keeper: Option<&Arc<dyn Keeper>>) -> (Follo
     (follower, app)
 }
 
-/// Much more than the app's own checkpoints leave in a WAL; pages that were written before, too.
+/// More than the app's own checkpoints leave in a WAL; pages that were written before, too.
 fn write_much(app: &Connection) {
-    for _ in 0..60 {
+    write(app, 60);
+}
+
+fn write(app: &Connection, rounds: u32) {
+    for _ in 0..rounds {
         insert(app, 100, 3000);
         app.execute_batch("UPDATE t SET a = randomblob(3000) WHERE id % 50 = 0").unwrap();
     }
@@ -110,7 +114,7 @@ async fn over_many_gaps_and_checkpoints_nothing_is_lost() {
         }
         if round % 4 != 0 {
             follower.die();
-            write_much(&app);
+            write(&app, 12);
             follower = again(&world, Some(&keeper));
         }
         assert_eq!(follower.image_needed(), None, "round {round}");
