@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use dormouse_core::event::HostSeed;
 use dormouse_core::{Identity, Settings, TakeoverMode};
 use dormouse_instances::{Containment, Nursery};
 use dormouse_link::config::{Config, Span, Takeover, ThisBox};
@@ -58,7 +59,7 @@ pub(crate) use store::open_store;
 use driver::{Driver, Input};
 use edge::Edge;
 use history::History;
-use journal::Journal;
+use journal::{Journal, Memory};
 use paths::Paths;
 use records::Records;
 
@@ -144,6 +145,17 @@ async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> 
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
     signals::listen(inputs)?;
+    serve_hosts(driver, seeds, memory).await?;
+    admin.abort();
+    Ok(())
+}
+
+/// From the proxies' arrival to the end.
+async fn serve_hosts(
+    mut driver: Driver,
+    seeds: Vec<HostSeed>,
+    memory: Memory,
+) -> anyhow::Result<()> {
     let early = driver.await_proxies(PROXIES_TIMEOUT).await;
     if driver.is_leaving() {
         return Ok(());
@@ -161,7 +173,6 @@ async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> 
     }
     drilling.end().await;
     driver.parts.nursery.close();
-    admin.abort();
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //! activator. Each host's two descriptors have its name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dormouse_replica::follow::{Keeper, let_go};
@@ -60,7 +60,7 @@ impl Keeper for HostPart {
     }
 
     fn keep(&self, descriptors: &[BorrowedFd<'_>]) {
-        let numbers: Vec<RawFd> = descriptors.iter().map(|one| one.as_raw_fd()).collect();
+        let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         tell(&[NotifyState::Fdstore, NotifyState::Fdname(self.host.clone())], &numbers);
     }
 

@@ -44,7 +44,8 @@ const NEEDS: [(&str, Needs); 14] = [
 
 fn needs(key: &str) -> Needs {
     // Where its file is: known to the position of each host.
-    if key.starts_with("app.") && key.ends_with(".db") {
+    let is_of_an_app = key.starts_with("app.");
+    if is_of_an_app && key.rsplit('.').next() == Some("db") {
         return Needs::Restart;
     }
     let covers = |name: &str| {
@@ -76,6 +77,9 @@ impl Driver {
         let path = &self.parts.config_path;
         let read = Config::load(path).map_err(|error| told(&error))?;
         self.check_hosts(&read)?;
+        for warning in dormouse_link::config::warnings(&read) {
+            tracing::warn!(warning, "the config");
+        }
         let changed = changes(&self.parts.config, &read);
         self.parts.config = Arc::new(self.with_what_is_fixed(read));
         self.apply()?;
@@ -109,7 +113,7 @@ impl Driver {
             }
         }
         read.this_box = now.this_box.clone();
-        read.store = now.store.clone();
+        read.store.clone_from(&now.store);
         read.session = now.session.clone();
         read.drill = now.drill.clone();
         let health = read.wake.health;

@@ -84,6 +84,7 @@ async fn a_sqlite_with_the_wal_reset_race_loses_nothing_beside_our_checkpoints()
         levels: LevelSettings::default(),
         budget: Budget::default(),
         clock: system_now,
+        keeper: None,
     };
     let watcher = Watcher::start(Duration::from_secs(1)).unwrap();
     let base = Base::Image { after: Txid(0) };
