@@ -48,6 +48,7 @@ mod records;
 mod refusals;
 mod reload;
 mod replica;
+mod rules;
 mod signals;
 mod start;
 mod store;
@@ -132,7 +133,7 @@ async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> 
         nursery,
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
-        rules: replica::Rules::of(&config.replica),
+        rules: rules::Rules::of(&config.replica),
         fd_store: fdstore::FdStore::open(),
         drills: drill::Drills::open(&config.this_box.data.join("drills.json")),
         inputs: inputs.clone(),

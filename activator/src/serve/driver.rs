@@ -31,7 +31,8 @@ use super::notify::{self, Told};
 use super::paths::Paths;
 use super::records::Records;
 use super::refusals::Refusals;
-use super::replica::{HostReplica, Rules};
+use super::replica::HostReplica;
+use super::rules::Rules;
 use dormouse_replica::clock;
 
 /// What reaches the loop.

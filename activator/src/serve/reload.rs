@@ -11,7 +11,7 @@ use super::commands::Reply;
 use super::driver::Driver;
 use super::effects::edge_slot;
 use super::notify;
-use super::replica::Rules;
+use super::rules::Rules;
 
 /// What a change of a setting needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
