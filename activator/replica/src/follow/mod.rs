@@ -267,9 +267,9 @@ impl Follower {
         }
     }
 
-    /// Has locks of ours kept beyond our end.
+    /// Has locks of ours kept beyond our end. What the keeper had of an earlier process was let go
+    /// of before this follower was opened: to close it now would end our own locks.
     pub fn pin(&mut self, keeper: Arc<dyn Keeper>) {
-        pin::let_go(keeper.as_ref());
         self.pin_with(keeper, Kept::default());
     }
 

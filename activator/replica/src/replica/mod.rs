@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::follow::{
-    FollowError, Follower, FreshMark, ImageWhy, Keeper, Limits, SpooledFile, wal_path,
+    self, FollowError, Follower, FreshMark, ImageWhy, Keeper, Limits, SpooledFile, wal_path,
 };
 use crate::holders::Holders;
 use crate::inspect;
@@ -349,6 +349,9 @@ fn find(settings: &Settings, base: &Base) -> Result<Found, OpenError> {
 
 fn open_follower(settings: &Settings, is_current: bool) -> Result<Follower, FollowError> {
     let Settings { database, state_dir, limits, keeper, .. } = settings;
+    if let Some(keeper) = keeper {
+        follow::let_go(keeper.as_ref());
+    }
     let mut follower = Follower::open(database, state_dir, is_current)?;
     follower.set_limits(*limits);
     if let Some(keeper) = keeper {
