@@ -86,6 +86,7 @@ pub(crate) async fn run(config: Config, command: Command, json: bool) -> anyhow:
             box_name(&name)?;
             say(&ask("POST", format!("/takeover/{name}"), Value::Null).await?, json)
         }
+        Command::Reload => say(&ask("POST", "/reload".into(), Value::Null).await?, json),
         Command::Config { command: ConfigCommand::Check } => {
             for warning in warnings(&config) {
                 // Nobody may listen.

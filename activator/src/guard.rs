@@ -21,7 +21,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::serve::{is_started_by_systemd, paths::Paths};
+use crate::serve::{paths::Paths, signals::is_started_by_systemd};
 use crate::{deadline, kept, lock};
 
 /// Its lock, in the run directory: held as long as it runs.

@@ -138,6 +138,11 @@ enum Command {
         #[arg(value_name = "BOX")]
         name: String,
     },
+    /// Have the running activator read the config again: apps, idle times, limits. Cuts nothing.
+    ///
+    /// A config with an error changes nothing. What needs a restart is told by name. The proxy reads
+    /// its own part at SIGHUP (`systemctl reload dormouse-proxy`).
+    Reload,
     /// Work on the config file.
     Config {
         #[command(subcommand)]
@@ -203,7 +208,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let config = Config::load(&arguments.config)?;
     if matches!(arguments.command, Command::Serve) {
         log_to_stderr();
-        serve::run(config)?;
+        serve::run(config, arguments.config)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Command::Guard { let_go } = arguments.command {

@@ -8,11 +8,12 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use dormouse_core::event::HostSeed;
 use dormouse_core::{Identity, Settings, TakeoverMode};
 use dormouse_instances::{Containment, Leaf, Nursery, settle_in_leaf};
 use dormouse_link::config::{Config, Span, Takeover, ThisBox};
@@ -34,6 +35,7 @@ mod drill;
 mod driver;
 mod edge;
 mod effects;
+mod fdstore;
 mod held;
 mod history;
 mod journal;
@@ -47,7 +49,10 @@ pub(crate) mod paths;
 mod pressure;
 mod records;
 mod refusals;
+mod reload;
 mod replica;
+mod rules;
+pub(crate) mod signals;
 mod start;
 mod store;
 mod watched;
@@ -59,18 +64,21 @@ use crate::{deadline, guard, kept, lock};
 use driver::{Driver, Input};
 use edge::Edge;
 use history::History;
-use journal::Journal;
+use journal::{Journal, Memory};
 use paths::Paths;
 use records::Records;
 
 /// How long proxies of an earlier activator are waited for before anything is stopped.
 const PROXIES_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long tasks that block may go on after the end.
+const LAST_TASKS_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Between looks at WAL files that no event announced.
 const POLL: Duration = Duration::from_secs(2);
 
 /// Runs until a signal ends it.
-pub(crate) fn run(config: Config) -> anyhow::Result<()> {
+pub(crate) fn run(config: Config, path: PathBuf) -> anyhow::Result<()> {
     for warning in dormouse_link::config::warnings(&config) {
         tracing::warn!(warning, "the config");
     }
@@ -79,10 +87,13 @@ pub(crate) fn run(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("tokio's runtime")?;
-    runtime.block_on(serve(Arc::new(config)))
+    let ended = runtime.block_on(serve(Arc::new(config), path));
+    // What still reads or writes a file is cut off, as by a crash: nothing depends on it.
+    runtime.shutdown_timeout(LAST_TASKS_TIMEOUT);
+    ended
 }
 
-async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
+async fn serve(config: Arc<Config>, config_path: PathBuf) -> anyhow::Result<()> {
     let Some(store_config) = &config.store else {
         bail!(
             "the config has no [store]: nothing can be managed; dormouse-proxy serves the plain \
@@ -98,7 +109,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let history = History::open(&paths.data().join("events.log"), settings.clone())
         .context("the event log")?;
     let registry = Registry::open(&paths.data().join("registry.db"))?;
-    if is_started_by_systemd() {
+    if signals::is_started_by_systemd() {
         settle_in_leaf(Leaf::Activator).context("a cgroup of our own")?;
     }
     let nursery = Nursery::open(paths.data()).context("containment of instances")?;
@@ -115,6 +126,7 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     let records = Records::new(store.clone(), store_config.prefix.clone());
     let parts = driver::Parts {
         config: Arc::clone(&config),
+        config_path,
         settings,
         paths,
         store,
@@ -126,7 +138,8 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
         nursery,
         edge,
         watcher: Watcher::start(POLL).context("inotify")?,
-        rules: replica::Rules::of(&config.replica),
+        rules: rules::Rules::of(&config.replica),
+        fd_store: fdstore::FdStore::open(),
         drills: drill::Drills::open(&config.this_box.data.join("drills.json")),
         inputs: inputs.clone(),
     };
@@ -137,19 +150,36 @@ async fn serve(config: Arc<Config>) -> anyhow::Result<()> {
     set_mode(&config.this_box.link_socket(), 0o666)?; // Who may connect is checked by peer.
     let linked = inputs.clone();
     link::start(listener, move |event| linked.send(Input::Link(event)).is_ok())?;
-    stop_on_signals(inputs)?;
+    signals::listen(inputs)?;
+    serve_hosts(driver, seeds, memory).await?;
+    admin.abort();
+    Ok(())
+}
+
+/// From the proxies' arrival to the end.
+async fn serve_hosts(
+    mut driver: Driver,
+    seeds: Vec<HostSeed>,
+    memory: Memory,
+) -> anyhow::Result<()> {
     let early = driver.await_proxies(PROXIES_TIMEOUT).await;
+    if driver.is_leaving() {
+        return Ok(());
+    }
     driver.boot(seeds, memory, random_text()?);
     for event in early {
         driver.on_link(event);
     }
     notify::ready(driver.parts.inputs.clone());
     let drilling = drill::start(&driver.parts);
-    pressure::watch(&config.pressure, driver.parts.inputs.clone());
+    pressure::watch(&driver.parts.config.pressure, driver.parts.inputs.clone());
     driver.run().await;
+    if driver.is_leaving() {
+        // As a crash: what would be let go of properly is the next activator's to find.
+        std::process::exit(0);
+    }
     drilling.end().await;
     driver.parts.nursery.close();
-    admin.abort();
     Ok(())
 }
 
@@ -180,12 +210,6 @@ fn watch_by_time(takeover: Takeover, run: &Path) -> anyhow::Result<()> {
             Ok(())
         }
     }
-}
-
-/// Whether this very process is a service's: then the service's cgroup is ours.
-pub(crate) fn is_started_by_systemd() -> bool {
-    let pid = std::process::id().to_string();
-    std::env::var("SYSTEMD_EXEC_PID").is_ok_and(|named| named == pid)
 }
 
 /// Who may connect to the link: the numbers of the config, and those of its names.
@@ -266,20 +290,4 @@ fn settings(config: &Config, identity: Identity) -> Settings {
         pressure_low: config.pressure.low_percent.saturating_mul(10),
         ..Settings::new(identity)
     }
-}
-
-fn stop_on_signals(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("asked to stop");
-        // A driver that is gone needs no stop.
-        inputs.send(Input::Shutdown).ok();
-    });
-    Ok(())
 }

@@ -67,17 +67,18 @@ enum Event {
 /// Serves a connection until it ends.
 /// `id`: of [`Loop::register`].
 pub(crate) async fn serve<E: Engine>(at: Rc<Loop<E>>, id: u64, accepted: Accepted<E>) {
+    let settings = at.settings();
     let peer = Peer {
         address: accepted.peer.map_or_else(|| "unknown".to_owned(), |address| address.to_string()),
-        trusted: accepted.peer.is_some_and(|address| at.settings.trusts(address)),
+        trusted: accepted.peer.is_some_and(|address| settings.trusts(address)),
         scheme: "http",
     };
     let mut client = Client {
-        conn: Conn::new(at.settings.conn, peer),
+        conn: Conn::new(settings.conn, peer),
         stream: accepted.stream,
         upstream: None,
         counted: None,
-        watch: Watch::new(at.settings.timeouts),
+        watch: Watch::new(settings.timeouts),
         known_draining: false,
         known_ending: false,
         id,

@@ -9,6 +9,8 @@ use dormouse_link::table::{TableId, TableView};
 use dormouse_link::{Refusal, RunNumber, Slot};
 use dormouse_proxy_core::Host;
 
+use crate::settings::Settings;
+
 /// A table with what belongs to it.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -56,6 +58,8 @@ pub(crate) enum ToLoop {
         reason: Refusal,
         retry_after_s: u32,
     },
+    /// The config was read again: for connections and requests that come from now on.
+    Settings(Arc<Settings>),
     /// Stop accepting, finish what is in flight, end.
     Drain,
 }

@@ -68,14 +68,14 @@ struct Arrival {
 /// The loop's state, shared by its local tasks.
 pub(crate) struct Loop<E: Engine> {
     pub(crate) engine: E,
-    pub(crate) settings: Arc<Settings>,
+    settings: RefCell<Arc<Settings>>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) waiting: Arc<AtomicU32>,
     /// The process ends: each connection gets one more request at most.
     pub(crate) draining: Cell<bool>,
     /// The drain is nearly over: what would never end by itself is ended.
     pub(crate) ending: Cell<bool>,
-    plain: HashMap<Host, Rc<Plain<E::Stream>>>,
+    plain: RefCell<HashMap<Host, Rc<Plain<E::Stream>>>>,
     managed: RefCell<HashMap<Host, Rc<HostState<E::Stream>>>>,
     slots: RefCell<HashMap<Slot, Rc<HostState<E::Stream>>>>,
     table: RefCell<Option<Arc<Table>>>,
@@ -100,15 +100,11 @@ pub(crate) struct Loop<E: Engine> {
 pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
     engine.run(async move {
         let Setup { settings, listeners, mut deltas, to_link, drain, ready, .. } = setup;
-        let plain = settings.plain.iter().map(|(host, target)| {
-            let (target, pool) = (target.clone(), Rc::new(Pool::new()));
-            (host.clone(), Rc::new(Plain { target, pool, unreached: Quiet::default() }))
-        });
         let retired = to_link.clone();
         let this = Rc::new(Loop {
             engine,
-            plain: plain.collect(),
-            settings,
+            plain: RefCell::default(),
+            settings: RefCell::new(settings.clone()),
             stats: setup.stats,
             waiting: setup.waiting,
             draining: Cell::new(false),
@@ -128,6 +124,7 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
             ended: Notify::new(),
             settled: Notify::new(),
         });
+        this.take_settings(settings);
         let mut door = Door::new(listeners, setup.connections)?;
         door.open(&this);
         // It fails only when the process ends.
@@ -146,14 +143,37 @@ pub(crate) fn run<E: Engine>(engine: E, setup: Setup) -> io::Result<()> {
 impl<E: Engine> Loop<E> {
     /// What a host name leads to.
     pub(crate) fn find(&self, host: &Host) -> Found<E::Stream> {
-        if let Some(plain) = self.plain.get(host) {
+        if let Some(plain) = self.plain.borrow().get(host) {
             return Found::Plain(plain.clone());
         }
         match self.managed.borrow().get(host) {
             Some(state) => Found::Managed(state.clone()),
-            None if self.settings.managed && self.table.borrow().is_none() => Found::TooEarly,
+            None if self.settings.borrow().managed && self.table.borrow().is_none() => {
+                Found::TooEarly
+            }
             None => Found::Unknown,
         }
+    }
+
+    /// What the config says now.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        self.settings.borrow().clone()
+    }
+
+    /// A plain route that did not change keeps its connections; a request that is under way keeps
+    /// those of one that did.
+    fn take_settings(&self, settings: Arc<Settings>) {
+        let mut former = self.plain.take();
+        let plain = settings.plain.iter().map(|(host, target)| {
+            let kept = former.remove(host).filter(|known| known.target == *target);
+            let fresh = || {
+                let (target, pool) = (target.clone(), Rc::new(Pool::new()));
+                Rc::new(Plain { target, pool, unreached: Quiet::default() })
+            };
+            (host.clone(), kept.unwrap_or_else(fresh))
+        });
+        self.plain.replace(plain.collect());
+        self.settings.replace(settings);
     }
 
     /// Posts a wake.
@@ -252,6 +272,7 @@ impl<E: Engine> Loop<E> {
                     state.tell_all(Notice::Refused { reason, retry_after_s });
                 }
             }
+            ToLoop::Settings(settings) => self.take_settings(settings),
             ToLoop::Drain => (),
         }
     }

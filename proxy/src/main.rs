@@ -10,6 +10,7 @@ mod host;
 mod link;
 mod listen;
 mod pool;
+mod reload;
 mod route;
 mod settings;
 mod stats;
@@ -33,6 +34,7 @@ use tracing::{error, info, warn};
 
 use crate::event_loop::Setup;
 use crate::link::Link;
+use crate::reload::Reload;
 use crate::settings::Settings;
 use crate::stats::Stats;
 
@@ -89,16 +91,16 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let sockets = listen::open(&config.edge.listen)?;
     match arguments.engine.unwrap_or(config.edge.engine) {
-        config::Engine::Epoll => serve(Epoll, &config, &settings, &sockets),
+        config::Engine::Epoll => serve(Epoll, arguments, &config, &settings, &sockets),
         config::Engine::Uring => {
             Uring.probe().context("this kernel refuses io_uring; allowed here: --engine epoll")?;
-            serve(Uring, &config, &settings, &sockets)
+            serve(Uring, arguments, &config, &settings, &sockets)
         }
         config::Engine::Auto => match Uring.probe() {
-            Ok(()) => serve(Uring, &config, &settings, &sockets),
+            Ok(()) => serve(Uring, arguments, &config, &settings, &sockets),
             Err(error) => {
                 warn!(%error, "io_uring is refused; epoll takes its place");
-                serve(Epoll, &config, &settings, &sockets)
+                serve(Epoll, arguments, &config, &settings, &sockets)
             }
         },
     }
@@ -106,6 +108,7 @@ fn run(arguments: &Arguments) -> Result<()> {
 
 fn serve<E: Engine + Send>(
     engine: E,
+    arguments: &Arguments,
     config: &config::Config,
     settings: &Arc<Settings>,
     sockets: &[OwnedFd],
@@ -147,9 +150,9 @@ fn serve<E: Engine + Send>(
         .managed
         .then(|| Link::new(config.this_box.link_socket(), loops.clone(), from_loops, stats))
         .transpose()?;
+    let reload =
+        Reload { path: arguments.config.clone(), config: config.clone(), loops: loops.clone() };
     runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
         let linked = async {
             match link {
                 Some(link) => link.run().await,
@@ -160,12 +163,10 @@ fn serve<E: Engine + Send>(
         let mut joined = tokio::task::spawn_blocking(move || join(threads));
         tokio::select! {
             // Once a signal leads to a drain: who hears of it may send one.
-            never = say_ready::<E>(&mut ready, count) => match never {},
+            ended = on_signals(reload, say_ready::<E>(&mut ready, count)) => ended?,
             () = &mut linked => bail!("the link has ended"),
             // A loop ends by itself only when it fails.
             joined = &mut joined => return joined?,
-            _ = terminate.recv() => info!("SIGTERM"),
-            _ = interrupt.recv() => info!("SIGINT"),
         }
         tell_systemd(&[NotifyState::Stopping]);
         for each in &loops {
@@ -178,6 +179,35 @@ fn serve<E: Engine + Send>(
             joined = joined => joined?,
         }
     })
+}
+
+/// Until a signal ends the process.
+async fn on_signals(
+    mut reload: Reload,
+    ready: impl Future<Output = std::convert::Infallible>,
+) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::pin!(ready);
+    loop {
+        tokio::select! {
+            never = &mut ready => match never {},
+            _ = hangup.recv() => {
+                tell_systemd(&reload::begins()?);
+                reload.run();
+                tell_systemd(&[NotifyState::Ready]);
+            }
+            _ = terminate.recv() => {
+                info!("SIGTERM");
+                return Ok(());
+            }
+            _ = interrupt.recv() => {
+                info!("SIGINT");
+                return Ok(());
+            }
+        }
+    }
 }
 
 /// Waits until every loop accepts, and says so.

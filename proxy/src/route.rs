@@ -339,7 +339,7 @@ impl<E: Engine> crate::event_loop::Loop<E> {
         }
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let place = Place(self.waiting.clone());
-        if before >= self.settings.waiters { Err(TooMany) } else { Ok(place) }
+        if before >= self.settings().waiters { Err(TooMany) } else { Ok(place) }
     }
 }
 

@@ -127,6 +127,8 @@ pub enum Event {
     },
     /// A host was added.
     Added(HostSeed),
+    /// A host is treated otherwise from now on.
+    Treated(Slot, Policy),
     /// A host is to be retired; ends with [`crate::effect::Effect::Retired`].
     Removed(Slot),
     /// A host is to wake.

@@ -116,6 +116,9 @@ impl Core {
         match event {
             Event::Boot { base, memo, hosts } => self.boot(now, base, memo, hosts, fx),
             Event::Added(seed) => self.add(&seed, now, fx),
+            Event::Treated(slot, policy) => {
+                self.with(slot, now, fx, |host, _| host.policy = policy);
+            }
             Event::Removed(slot) => self.remove(slot, now, fx),
             Event::Requested(slot, cause) => self.request(slot, cause, now, fx),
             Event::Rest(slot) => {

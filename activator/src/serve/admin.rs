@@ -37,6 +37,7 @@ pub(crate) fn start(socket: &Path, inputs: Inputs) -> io::Result<JoinHandle<()>>
         .route("/hosts/{host}/wait", get(wait))
         .route("/hosts/{host}/hibernate", post(hibernate))
         .route("/takeover/{name}", post(takeover))
+        .route("/reload", post(|State(inputs)| ask(inputs, Ask::Reload)))
         .with_state(inputs);
     Ok(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).await {

@@ -14,11 +14,14 @@ use super::held;
 use super::journal::Memory;
 
 impl Driver {
-    /// Takes in every route. Before the link listens: a proxy that comes again with hosts awake is
+    /// Takes in every route that is not served yet. Before the link listens: a proxy that comes again with hosts awake is
     /// told of all of them at once, or it would forget those.
     pub(crate) fn load(&mut self) -> anyhow::Result<Vec<HostSeed>> {
         let mut seeds = Vec::new();
         for route in self.parts.registry.routes()? {
+            if self.hosts.contains_key(&Slot(route.slot)) {
+                continue;
+            }
             let Some(app) = self.parts.config.apps.get(&route.app).cloned() else {
                 tracing::error!(
                     host = route.host,
@@ -52,6 +55,12 @@ impl Driver {
             stray(found);
         }
         stray(leftovers.into_values().flatten().collect());
+        if let Some(store) = &self.parts.fd_store {
+            let is_held =
+                |seed: &&HostSeed| seed.leftover.as_ref().is_some_and(|l| l.held.is_some());
+            store
+                .keep_only(&seeds.iter().filter(is_held).map(|seed| seed.host.0.clone()).collect());
+        }
         let boot_id = &self.parts.settings.identity.boot_id;
         let deadline = deadline::kept(self.parts.paths.run(), boot_id);
         let memo = memory.session.map(|memo| SessionMemo { deadline, ..memo });

@@ -62,6 +62,8 @@ pub(crate) enum Ask {
         state: String,
     },
     Takeover(String),
+    /// Read the config again.
+    Reload,
     Hibernate {
         host: String,
         on: bool,
@@ -237,6 +239,7 @@ impl Driver {
             Ask::Status => Reply::json(&self.status()),
             Ask::Metrics => Reply { status: 200, body: Body::Text(self.metrics()) },
             Ask::Cost => Reply::json(&self.parts.store.ledger().read()),
+            Ask::Reload => self.reload(),
             Ask::Host(host) => match self.find(&host) {
                 Some(slot) => self.host_status(slot).map_or_else(
                     || Reply::unknown(&host),
@@ -319,6 +322,7 @@ impl Driver {
             | Ask::Hibernate { .. }
             | Ask::Wait { .. }
             | Ask::NextDrill(_)
+            | Ask::Reload
             | Ask::Takeover(_) => Reply::message(503, "the activator is starting: ask again"),
         };
         command.reply.send(answer).ok();
@@ -391,23 +395,9 @@ impl Driver {
     /// Gives a route its place in driver and edge.
     pub(crate) fn take_in(&mut self, route: &Route, app: App, user: Option<u32>) -> HostSeed {
         let slot = Slot(route.slot);
-        let limits = &self.parts.config.edge.limits;
-        let millis = u32::try_from(limits.wake_wait.as_millis()).unwrap_or(u32::MAX);
-        let edge_route = EdgeRoute {
-            host: route.host.clone(),
-            limits: RouteLimits {
-                body_bytes: if limits.body_bytes == 0 { u64::MAX } else { limits.body_bytes },
-                waiters: limits.waiters_per_host,
-                wake_wait_ms: millis,
-            },
-        };
-        self.parts.edge.add_route(edge_slot(slot), edge_route);
-        let policy = Policy {
-            idle: Nanos(self.parts.config.idle_of(&app).as_nanos()),
-            frozen: app.freeze.map(|span| Nanos(span.as_nanos())),
-            asks_due: app.next_due.is_some(),
-        };
-        let replica = HostReplica::new(
+        self.parts.edge.add_route(edge_slot(slot), self.edge_route(&route.host));
+        let policy = self.policy(&app);
+        let mut replica = HostReplica::new(
             Place {
                 store: self.parts.store.clone(),
                 prefix: self.parts.prefix.clone(),
@@ -420,6 +410,7 @@ impl Driver {
             Nanos(self.parts.config.sleep.sync.as_nanos()),
             user,
         );
+        replica.keeper = self.parts.fd_store.as_ref().map(|store| store.of(&route.host));
         let hosted = Hosted {
             host: route.host.clone(),
             app_name: route.app.clone(),
@@ -439,6 +430,27 @@ impl Driver {
             leftover: None,
             releasing: None,
             unsynced: self.hosts.get(&slot).is_some_and(|hosted| hosted.replica.is_unclean()),
+        }
+    }
+
+    pub(crate) fn edge_route(&self, host: &str) -> EdgeRoute {
+        let limits = &self.parts.config.edge.limits;
+        let millis = u32::try_from(limits.wake_wait.as_millis()).unwrap_or(u32::MAX);
+        EdgeRoute {
+            host: host.to_owned(),
+            limits: RouteLimits {
+                body_bytes: if limits.body_bytes == 0 { u64::MAX } else { limits.body_bytes },
+                waiters: limits.waiters_per_host,
+                wake_wait_ms: millis,
+            },
+        }
+    }
+
+    pub(crate) fn policy(&self, app: &App) -> Policy {
+        Policy {
+            idle: Nanos(self.parts.config.idle_of(app).as_nanos()),
+            frozen: app.freeze.map(|span| Nanos(span.as_nanos())),
+            asks_due: app.next_due.is_some(),
         }
     }
 

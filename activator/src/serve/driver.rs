@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use tokio::time::sleep;
 use super::commands::{Command, Reply, Wait};
 use super::drill::Drills;
 use super::edge::Edge;
+use super::fdstore::FdStore;
 use super::history::History;
 use super::journal::Journal;
 use super::link::LinkEvent;
@@ -29,7 +31,8 @@ use super::notify::{self, Told};
 use super::paths::Paths;
 use super::records::Records;
 use super::refusals::Refusals;
-use super::replica::{HostReplica, Rules};
+use super::replica::HostReplica;
+use super::rules::Rules;
 use dormouse_replica::clock;
 
 /// What reaches the loop.
@@ -41,10 +44,14 @@ pub(crate) enum Input {
     Link(LinkEvent),
     /// From the admin socket.
     Command(Command),
-    /// A signal.
+    /// A signal: put every host to sleep and end.
     Shutdown,
     /// Thousandths of the time in which something waits for memory.
     Pressure(u32),
+    /// A signal: end, and leave what serves to the next activator.
+    Leave,
+    /// A signal: read the config again.
+    Reload,
     /// A look at whether the loop lives.
     Watchdog,
 }
@@ -52,6 +59,8 @@ pub(crate) enum Input {
 /// What the driver is made of.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
+    /// Where it was read.
+    pub(crate) config_path: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) paths: Paths,
     pub(crate) store: AnyStore,
@@ -64,6 +73,8 @@ pub(crate) struct Parts {
     pub(crate) edge: Edge,
     pub(crate) watcher: Watcher,
     pub(crate) rules: Rules,
+    /// Where locks outlive this process.
+    pub(crate) fd_store: Option<Arc<FdStore>>,
     pub(crate) drills: Drills,
     pub(crate) inputs: mpsc::UnboundedSender<Input>,
 }
@@ -84,6 +95,19 @@ pub(crate) struct Hosted {
     pub(crate) outside: bool,
 }
 
+/// Where the loop is headed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// It goes on; a shutdown may be under way.
+    Goes,
+    /// It was asked to put every host to sleep before there was anything to put to sleep.
+    StopsAtOnce,
+    /// Every host sleeps.
+    Ended,
+    /// What serves is left to the next activator, as a crash would leave it.
+    Leaves,
+}
+
 /// The activator's loop.
 pub(crate) struct Driver {
     pub(crate) core: Core,
@@ -99,7 +123,7 @@ pub(crate) struct Driver {
     pub(crate) handing: BTreeMap<Slot, (bool, oneshot::Sender<Reply>)>,
     pub(crate) takeovers: Vec<(BoxName, oneshot::Sender<Reply>)>,
     pub(crate) refusals: Refusals,
-    pub(crate) ended: bool,
+    pub(crate) course: Course,
     pub(crate) told: Told,
     received: mpsc::UnboundedReceiver<Input>,
     /// Events that effects led to at once.
@@ -134,7 +158,7 @@ impl Driver {
             handing: BTreeMap::new(),
             takeovers: Vec::new(),
             refusals: Refusals::default(),
-            ended: false,
+            course: Course::Goes,
             told: Told::new(),
             received,
             at_once: VecDeque::new(),
@@ -163,8 +187,14 @@ impl Driver {
                     }
                     Some(Input::Link(event)) => self.on_link(event),
                     Some(Input::Command(command)) => self.on_early_command(command),
-                    Some(Input::Shutdown) => self.ended = true,
-                    Some(Input::Event(_) | Input::Watchdog | Input::Pressure(_)) | None => {}
+                    Some(Input::Shutdown) => self.course = Course::StopsAtOnce,
+                    Some(Input::Leave) => {
+                        self.course = Course::Leaves;
+                        break;
+                    }
+                    Some(
+                        Input::Event(_) | Input::Watchdog | Input::Pressure(_) | Input::Reload,
+                    ) | None => {}
                 },
                 () = sleep(pause) => {}
             }
@@ -179,10 +209,11 @@ impl Driver {
     pub(crate) async fn run(&mut self) {
         let mut shutdown_ends: Option<Mono> = None;
         // Asked for while it started: with nothing awake, the core ends it in this very step.
-        if std::mem::take(&mut self.ended) {
+        if self.course == Course::StopsAtOnce {
+            self.course = Course::Goes;
             shutdown_ends = Some(self.begin_shutdown());
         }
-        while !self.ended {
+        while self.course == Course::Goes {
             let now = clock::system_now();
             if shutdown_ends.is_some_and(|end| end <= now.mono) {
                 tracing::warn!("shutdown took too long; the next start finds what is left");
@@ -196,7 +227,10 @@ impl Driver {
             let pause = Duration::from_nanos(wake.saturating_sub(now.mono.0));
             tokio::select! {
                 input = self.received.recv() => match input {
+                    // A second one changes nothing: the time runs.
+                    Some(Input::Shutdown) if shutdown_ends.is_some() => {}
                     Some(Input::Shutdown) => shutdown_ends = Some(self.begin_shutdown()),
+                    Some(Input::Leave) => return self.leave(),
                     Some(input) => self.on_input(input),
                     None => return,
                 },
@@ -212,6 +246,19 @@ impl Driver {
         Mono(clock::system_now().mono.0.saturating_add(nanos(SHUTDOWN_TIMEOUT)))
     }
 
+    /// Nothing is put to sleep, and nothing waited for: a host in the middle of a wake or a sleep
+    /// is brought to an end by the next activator, which knows it from a crash.
+    fn leave(&mut self) {
+        let awake = self.core.awake().count();
+        tracing::info!(awake, "leaving what runs to the next activator");
+        self.course = Course::Leaves;
+        self.flush();
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.course == Course::Leaves
+    }
+
     fn flush(&mut self) {
         if let Err(error) = self.parts.history.flush() {
             tracing::warn!(%error, "the event log cannot be written");
@@ -223,7 +270,9 @@ impl Driver {
             Input::Event(event) => self.step(event),
             Input::Link(event) => self.on_link(event),
             Input::Command(command) => self.on_command(command),
-            Input::Shutdown => self.step(Event::Shutdown),
+            // The loop itself hears these.
+            Input::Shutdown | Input::Leave => {}
+            Input::Reload => drop(self.reload()),
             Input::Watchdog => self.feed_watchdog(),
             Input::Pressure(permille) => self.press(permille),
         }

@@ -214,6 +214,13 @@ impl Edge {
         self.tell(&message);
     }
 
+    /// Other limits of a host, where they are others.
+    pub(crate) fn change_route(&mut self, slot: Slot, route: EdgeRoute) {
+        if self.routes.get(&slot).is_some_and(|known| known.limits != route.limits) {
+            self.add_route(slot, route);
+        }
+    }
+
     /// Tells every proxy to forget a host; its slot is held until all have.
     pub(crate) fn remove_route(&mut self, slot: Slot) {
         let Some(route) = self.routes.remove(&slot) else { return };

@@ -12,7 +12,7 @@ use crate::deadline;
 
 use super::ask;
 use super::commands::Reply;
-use super::driver::{Driver, Hosted, OVER};
+use super::driver::{Course, Driver, Hosted, OVER};
 use super::held;
 use super::replica::HostReplica;
 use dormouse_replica::clock;
@@ -68,7 +68,7 @@ impl Driver {
             Effect::Retired(slot) => self.retired(slot),
             Effect::Handed(slot, how) => self.handed(slot, how),
             Effect::TakeoverEnded(target, end) => self.end_takeover(&target, &end),
-            Effect::Exit => self.ended = true,
+            Effect::Exit => self.course = Course::Ended,
         }
     }
 

@@ -47,13 +47,29 @@ pub(crate) fn ready(inputs: mpsc::UnboundedSender<Input>) {
     });
 }
 
+/// The config is read again.
+pub(crate) fn reloading() {
+    let now = clock::system_now().mono.0 / 1000;
+    let since = NotifyState::Other(format!("MONOTONIC_USEC={now}"));
+    say_all(&[NotifyState::Reloading, since]);
+}
+
+/// It was read, or is as it was.
+pub(crate) fn reloaded() {
+    say(NotifyState::Ready);
+}
+
 /// Every host is put to sleep now.
 pub(crate) fn stopping() {
     say(NotifyState::Stopping);
 }
 
 fn say(state: NotifyState) {
-    if let Err(error) = notify(false, &[state]) {
+    say_all(&[state]);
+}
+
+fn say_all(states: &[NotifyState]) {
+    if let Err(error) = notify(false, states) {
         tracing::warn!(%error, "systemd cannot be told");
     }
 }

@@ -13,11 +13,10 @@ use dormouse_core::event::{Answer, ReplicaProblem, Saved, StoreProblem, Ticket, 
 use dormouse_core::ids::{Generation, Nonce, Slot, Txid};
 use dormouse_core::position::{FileId, Newest, POSITION_VERSION, Position, RemoteTip};
 use dormouse_core::time::Nanos;
-use dormouse_core::upload::{Class, Standing, UploadSettings};
-use dormouse_link::config::{self, App, Replication, Span};
+use dormouse_core::upload::{Standing, UploadSettings};
+use dormouse_link::config::App;
 use dormouse_replica::fence::{Fence, FenceOutcome};
-use dormouse_replica::follow::{self, FollowError, Limits};
-use dormouse_replica::levels::{Budget, LevelSettings};
+use dormouse_replica::follow::{self, FollowError, Keeper};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{self as running, Replica, Running, Settings};
 use dormouse_replica::restore::{Listing, RestoreError, Restored, Target, restore};
@@ -31,6 +30,7 @@ use super::keeper::{Attach, Finish, keep};
 use super::owner;
 use super::paths::private_dir;
 use super::records;
+use super::rules::{Rules, upload_of};
 use super::watched::Watched;
 
 /// How far a host's copy has come.
@@ -60,37 +60,10 @@ pub(crate) struct HostReplica {
     pub(crate) watched: Watched,
     /// Whose the copy is; absent: ours.
     owner: Option<u32>,
+    /// Holds the database's locks beyond this process, where there is somebody.
+    pub(crate) keeper: Option<Arc<dyn Keeper>>,
     /// Dropped, it ends the keeper of the running replica.
     end: Arc<StdMutex<Option<oneshot::Sender<()>>>>,
-}
-
-/// By what rules the replicas of this box are kept. Clones share the budget.
-#[derive(Clone, Debug)]
-pub(crate) struct Rules {
-    pub(crate) levels: LevelSettings,
-    pub(crate) budget: Budget,
-    pub(crate) limits: Limits,
-}
-
-impl Rules {
-    pub(crate) fn of(config: &config::Replica) -> Self {
-        let ms = |span: Span| i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
-        let bytes = |mib: u32| u64::from(mib) << 20;
-        let levels = LevelSettings {
-            windows_ms: [ms(config.level_1), ms(config.level_2), ms(config.level_3)],
-            snapshot_ms: ms(config.snapshot),
-            l0_retention_ms: ms(config.l0_retention),
-            retention_ms: ms(config.retention),
-            audit_ms: ms(config.audit),
-            local_bytes_max: bytes(config.local_mib),
-            ..LevelSettings::default()
-        };
-        let limits = Limits {
-            wal_bytes_max: bytes(config.wal_max_mib),
-            disk_free_min: bytes(config.disk_free_min_mib),
-        };
-        Self { levels, budget: Budget::default(), limits }
-    }
 }
 
 /// The unfinished restore inside it.
@@ -106,16 +79,11 @@ impl HostReplica {
         sync_budget: Nanos,
         owner: Option<u32>,
     ) -> Self {
-        let class = match app.replication {
-            Replication::Stream => Class::Stream,
-            Replication::Batched => Class::Batched { every: Nanos::from_secs(30) },
-            Replication::Daily => Class::Daily { every: Nanos::from_secs(86_400) },
-        };
         Self {
             place,
             database,
             state_dir,
-            upload: UploadSettings { class, ..UploadSettings::default() },
+            upload: upload_of(app),
             rules,
             sync_budget,
             set_wal: app.set_wal,
@@ -123,8 +91,17 @@ impl HostReplica {
             fence: Arc::default(),
             watched: Watched::default(),
             owner,
+            keeper: None,
             end: Arc::default(),
         }
+    }
+
+    /// Other settings, from the next open on.
+    pub(crate) fn change(&mut self, app: &App, rules: Rules, sync_budget: Nanos) {
+        self.upload = upload_of(app);
+        self.set_wal = app.set_wal;
+        self.rules = rules;
+        self.sync_budget = sync_budget;
     }
 
     /// Whether the position says that the copy may be ahead of the store. Blocks.
@@ -134,6 +111,10 @@ impl HostReplica {
 
     pub(crate) async fn inspect(self) -> Answer {
         let seen = blocking(move || {
+            if let Some(keeper) = &self.keeper {
+                // Nobody has gone on from it.
+                follow::let_go(keeper.as_ref());
+            }
             // A lost disk loses the directories too.
             for dir in [self.database.parent(), Some(self.state_dir.as_path())] {
                 private_dir(dir.unwrap_or(Path::new("/"))).map_err(text)?;
@@ -384,6 +365,7 @@ impl HostReplica {
             levels: self.rules.levels,
             budget: self.rules.budget.clone(),
             clock: clock::system_now,
+            keeper: self.keeper.clone(),
         }
     }
 

@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+mod changes;
 mod check;
 mod replica;
 mod span;
 
+pub use changes::changes;
 pub use check::{BOX_NAME, ConfigError, is_box_name, warnings};
 pub use replica::{Drill, Replica};
 pub use span::Span;

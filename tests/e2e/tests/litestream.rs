@@ -70,6 +70,7 @@ impl World {
             levels: self.levels,
             budget: Budget::default(),
             clock: system_now,
+            keeper: None,
         };
         let watcher = Watcher::start(Duration::from_secs(1)).unwrap();
         let place = self.place.clone();

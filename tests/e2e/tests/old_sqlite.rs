@@ -1,15 +1,18 @@
 //! Apps bring their own SQLite: here that of the Python beside datasette, on Debian 12 3.40.1, which
 //! has the WAL-reset race. One process writes, another one checkpoints all the time, ours follows.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse_core::ids::{Generation, Host, Txid};
 use dormouse_core::time::Nanos;
 use dormouse_core::upload::UploadSettings;
 use dormouse_replica::clock::system_now;
-use dormouse_replica::follow::Limits;
+use dormouse_replica::follow::{Keeper, Limits};
 use dormouse_replica::levels::{Budget, LevelSettings};
 use dormouse_replica::put::Place;
 use dormouse_replica::replica::{Base, Replica, Settings};
@@ -63,8 +66,31 @@ fn script(text: &str, database: &Path) -> Command {
     command
 }
 
+/// Has no descriptors; its locks are taken all the same.
+#[derive(Debug)]
+struct Nobody;
+
+impl Keeper for Nobody {
+    fn take(&self) -> Vec<OwnedFd> {
+        Vec::new()
+    }
+
+    fn keep(&self, _descriptors: &[BorrowedFd<'_>]) {}
+
+    fn forget(&self) {}
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sqlite_with_the_wal_reset_race_loses_nothing_beside_our_checkpoints() {
+    loses_nothing(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nor_does_it_beside_locks_that_are_kept_for_the_next_process() {
+    loses_nothing(Some(Arc::new(Nobody))).await;
+}
+
+async fn loses_nothing(keeper: Option<Arc<dyn Keeper>>) {
     let dir = tempfile::tempdir().unwrap();
     let state_dir = dir.path().join("state");
     std::fs::create_dir(&state_dir).unwrap();
@@ -84,6 +110,7 @@ async fn a_sqlite_with_the_wal_reset_race_loses_nothing_beside_our_checkpoints()
         levels: LevelSettings::default(),
         budget: Budget::default(),
         clock: system_now,
+        keeper,
     };
     let watcher = Watcher::start(Duration::from_secs(1)).unwrap();
     let base = Base::Image { after: Txid(0) };

@@ -156,6 +156,19 @@ fn a_killed_activator_is_not_noticed_and_replication_goes_on_without_a_snapshot(
 }
 
 #[test]
+fn by_sigquit_the_activator_leaves_what_serves_and_by_sigterm_nothing() -> Result<()> {
+    let mut world = world()?;
+    world.sign(HOST, "one")?;
+    let before = world.host(HOST)?;
+    world.end_activator(Signal::SIGQUIT)?;
+    ensure!(world.names(HOST)? == ["one"], "served while no activator runs");
+    world.start_activator()?;
+    world.wait_state(HOST, "awake")?;
+    ensure!(world.host(HOST)?["pid"] == before["pid"]);
+    world.stop()
+}
+
+#[test]
 fn what_was_not_durable_when_the_activator_died_is_uploaded_by_the_next() -> Result<()> {
     let mut world = world()?;
     world.sign(HOST, "one")?;

@@ -16,6 +16,8 @@ use dormouse_e2e::wait::until;
 use serde_json::Value;
 
 const HOST: &str = "a.test";
+const SLOW: &str = "slow.test";
+const STORE: &str = "/srv/dormouse-store";
 const INSIDE: &str = "DORMOUSE_INSIDE_SYSTEMD";
 const ADMIN: &str = "/run/dormouse/admin.sock";
 
@@ -36,6 +38,12 @@ fn booted(test: &str, inside: impl Fn()) {
 }
 
 fn boot(test: &str, options: &[&str]) {
+    let output = boot_to_the_end(test, options);
+    let said = told(&output);
+    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+}
+
+fn boot_to_the_end(test: &str, options: &[&str]) -> Output {
     assert!(nix::unistd::Uid::effective().is_root(), "this test boots a systemd: run it as root");
     let own = std::env::current_exe().unwrap();
     let bind = |path: &Path| format!("{0}:{0}", path.display());
@@ -43,9 +51,7 @@ fn boot(test: &str, options: &[&str]) {
     boot.args(options).args(["-t", "120"]);
     boot.args(["-b", &bind(&programs().unwrap()), "-b", &bind(&root().join("deploy"))]);
     boot.args(["--", "env", &format!("{INSIDE}=1"), "RUST_BACKTRACE=0"]).arg(own);
-    let output = boot.args(["--exact", test, "--nocapture"]).output().unwrap();
-    let said = told(&output);
-    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+    boot.args(["--exact", test, "--nocapture"]).output().unwrap()
 }
 
 fn told(output: &Output) -> String {
@@ -115,6 +121,285 @@ fn is_served() {
     assert_eq!(answer.status, 200, "{}\n{}", answer.text(), log());
 }
 
+fn host_status(host: &str) -> Value {
+    let answer = client::over_unix(Path::new(ADMIN), &format!("/hosts/{host}")).unwrap();
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+fn is_in_state(host: &str, state: &str) {
+    good("dormouse", &["wait", host, "--state", state, "--timeout-s", "30"]);
+}
+
+/// Everything that was written is in the store.
+fn is_durable(host: &str) {
+    until(PATIENCE, "it is durable", || Ok(host_status(host)["lag_ms"] == 0)).unwrap();
+}
+
+/// Waits until a restore has these entries and no other ones.
+fn are_stored<T: AsRef<str>>(names: &[T]) {
+    let file = Path::new("/run/restored.db");
+    until(PATIENCE, "all of it is in the store", || {
+        fs::remove_file(file).ok();
+        good("dormouse", &["restore", HOST, "--to", "/run/restored.db"]);
+        let stored = dormouse_e2e::world::names_in(file)?;
+        Ok(stored.iter().map(String::as_str).eq(names.iter().map(AsRef::as_ref)))
+    })
+    .unwrap();
+}
+
+fn sign(host: &str, name: &str) {
+    let entry = serde_json::json!({ "name": name, "text": "a text" }).to_string();
+    let answer = client::request(address(), "POST", host, "/api/entries", Some(&entry)).unwrap();
+    assert_eq!(answer.status, 201, "{}\n{}", answer.text(), log());
+}
+
+fn record(store: &Path, host: &str) -> String {
+    fs::read_to_string(store.join("dormouse").join(host).join("lock.json")).unwrap()
+}
+
+fn session(store: &Path) -> String {
+    fs::read_to_string(store.join("dormouse/sessions/box-1.json")).unwrap()
+}
+
+/// What names one start of an app; the host's record besides.
+fn run_of(host: &str) -> String {
+    let status = host_status(host);
+    format!("{} {} {}", status["pid"], status["run"], record(Path::new(STORE), host))
+}
+
+fn own_log() -> String {
+    run("journalctl", &["-u", "dormouse", "-o", "cat", "--no-pager"]).1
+}
+
+#[test]
+fn restarts_of_the_activator_leave_hosts_awake_and_fail_no_request() {
+    booted("restarts_of_the_activator_leave_hosts_awake_and_fail_no_request", || {
+        start();
+        sign(HOST, "one");
+        is_durable(HOST);
+        let before = run_of(HOST);
+        let load = Load::start(address(), HOST, "/healthz", 4);
+        let reach = |count: u64| {
+            until(PATIENCE, "requests are answered", || Ok(load.done() >= count)).unwrap();
+        };
+        for name in ["two", "three", "four"] {
+            reach(load.done() + 1000);
+            sign(HOST, name);
+            let main = property("dormouse", "MainPID");
+            systemctl(&["restart", "dormouse.service"]);
+            assert_ne!(property("dormouse", "MainPID"), main);
+            is_in_state(HOST, "awake");
+        }
+        reach(load.done() + 1000);
+        let report = load.stop();
+        assert_eq!(report.failed, Vec::<String>::new(), "of {}", report.answered);
+        assert_eq!(run_of(HOST), before, "the same process, run and lease");
+        assert_eq!(property("dormouse", "Result"), "success");
+        is_durable(HOST);
+        let said = own_log();
+        assert_eq!(said.matches("leaving what runs").count(), 3, "{said}");
+        assert_eq!(said.matches("replication goes on").count(), 3, "{said}");
+        assert!(!said.contains("NeedsFullImage") && !said.contains("leftover"), "{said}");
+        are_stored(&["one", "two", "three", "four"]);
+    });
+}
+
+/// Adds a host of an app that takes long to start; who asks for it waits.
+fn add_a_slow_one() {
+    let mut config = fs::read_to_string("/etc/dormouse/dormouse.toml").unwrap();
+    config.push_str(
+        "[app.slow]\ncommand = [\"/usr/lib/dormouse/guestbook\", \"--socket\", \"{socket}\", \"--db\", \
+         \"{db}\", \"--start-ms\", \"20000\"]\nhealth = \"/healthz\"\n",
+    );
+    fs::write("/etc/dormouse/dormouse.toml", config).unwrap();
+    systemctl(&["restart", "dormouse.service"]);
+    good("dormouse", &["add", SLOW, "--app", "slow"]);
+}
+
+#[test]
+fn a_stop_ends_a_wake_that_is_under_way() {
+    booted("a_stop_ends_a_wake_that_is_under_way", || {
+        start();
+        is_served();
+        add_a_slow_one();
+        let waiting = std::thread::spawn(|| client::request(address(), "GET", SLOW, "/", None));
+        is_in_state(SLOW, "starting");
+        let wal = format!("/var/lib/dormouse/hosts/{SLOW}/app.db-wal");
+        // Before that its database is none that can be followed, and stays unsynced.
+        until(PATIENCE, "the app has made its tables", || {
+            Ok(fs::metadata(&wal).is_ok_and(|wal| wal.len() > 0))
+        })
+        .unwrap();
+        systemctl(&["stop", "dormouse.service"]);
+        assert_eq!(property("dormouse", "Result"), "success", "{}", log());
+        assert!(!run("pgrep", &["-x", "guestbook"]).0, "an instance is left");
+        for host in [HOST, SLOW] {
+            let record = record(Path::new(STORE), host);
+            assert!(record.contains("released"), "{host}: {record}\n{}", log());
+        }
+        assert!(session(Path::new(STORE)).contains("\"ended\":true"));
+        assert_eq!(waiting.join().unwrap().unwrap().status, 503);
+    });
+}
+
+#[test]
+fn a_wake_that_a_restart_cuts_is_begun_again_for_the_same_request() {
+    booted("a_wake_that_a_restart_cuts_is_begun_again_for_the_same_request", || {
+        start();
+        add_a_slow_one();
+        let waiting = std::thread::spawn(|| client::request(address(), "GET", SLOW, "/", None));
+        is_in_state(SLOW, "starting");
+        let config = fs::read_to_string("/etc/dormouse/dormouse.toml").unwrap();
+        fs::write("/etc/dormouse/dormouse.toml", config.replace("20000", "10")).unwrap();
+        systemctl(&["restart", "dormouse.service"]);
+        let answer = waiting.join().unwrap().unwrap();
+        assert_eq!(answer.status, 200, "{}\n{}", answer.text(), log());
+    });
+}
+
+fn drop_in(text: &str) {
+    let folder = Path::new("/etc/systemd/system/dormouse.service.d");
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("test.conf"), format!("[Service]\n{text}\n")).unwrap();
+    systemctl(&["daemon-reload"]);
+}
+
+fn sign_much(rounds: u32) {
+    let entry = serde_json::json!({ "name": "big", "text": "x".repeat(60_000) }).to_string();
+    for _ in 0..rounds {
+        let answer = client::request(address(), "POST", HOST, "/api/entries", Some(&entry));
+        assert_eq!(answer.unwrap().status, 201);
+    }
+}
+
+/// The activator is away while its app writes 6,000 pages and more, and its WAL would be begun anew
+/// by the app's own checkpoints.
+fn writes_much_in_a_gap(settings: &str) {
+    drop_in(&format!("RestartSec=8\n{settings}"));
+    start();
+    sign_much(100);
+    is_durable(HOST);
+    for _ in 0..2 {
+        let before = run_of(HOST);
+        systemctl(&["kill", "-s", "KILL", "--kill-who=main", "dormouse.service"]);
+        until(PATIENCE, "systemd waits", || Ok(property("dormouse", "SubState") == "auto-restart"))
+            .unwrap();
+        sign_much(400);
+        assert_eq!(property("dormouse", "SubState"), "auto-restart", "all of it in the gap");
+        systemctl(&["start", "dormouse.service"]);
+        is_in_state(HOST, "awake");
+        assert_eq!(run_of(HOST), before);
+        sign(HOST, "after");
+        is_durable(HOST);
+    }
+    let wanted = format!("/var/lib/dormouse/hosts/{HOST}/app.db");
+    let wanted = dormouse_e2e::world::names_in(Path::new(&wanted)).unwrap();
+    assert_eq!(wanted.len(), 902);
+    are_stored(&wanted);
+}
+
+#[test]
+fn an_app_that_writes_much_while_no_activator_runs_goes_on_by_increments() {
+    booted("an_app_that_writes_much_while_no_activator_runs_goes_on_by_increments", || {
+        writes_much_in_a_gap("");
+        let said = own_log();
+        assert_eq!(said.matches("replication goes on").count(), 2, "{said}");
+        assert_eq!(said.matches("how=Continuing").count(), 2, "{said}");
+        assert_eq!(property("dormouse", "NFileDescriptorStore"), "2");
+        good("dormouse", &["sleep", HOST]);
+        is_in_state(HOST, "asleep");
+        until(PATIENCE, "nothing is stored", || {
+            Ok(property("dormouse", "NFileDescriptorStore") == "0")
+        })
+        .unwrap();
+        let wal = format!("/var/lib/dormouse/hosts/{HOST}/app.db-wal");
+        assert!(!Path::new(&wal).exists(), "no lock is left");
+        is_served();
+        assert_eq!(property("dormouse", "NFileDescriptorStore"), "2");
+    });
+}
+
+#[test]
+fn without_a_store_of_descriptors_it_costs_an_image_and_nothing_else() {
+    booted("without_a_store_of_descriptors_it_costs_an_image_and_nothing_else", || {
+        writes_much_in_a_gap("FileDescriptorStoreMax=0");
+        let said = own_log();
+        assert_eq!(said.matches("how=NeedsFullImage").count(), 2, "{said}");
+    });
+}
+
+#[test]
+fn a_reload_is_taken_by_both_and_one_with_an_error_is_refused() {
+    booted("a_reload_is_taken_by_both_and_one_with_an_error_is_refused", || {
+        start();
+        is_served();
+        let before = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+        let config = fs::read_to_string("/etc/dormouse/dormouse.toml").unwrap();
+        let changed = config.replace("idle = \"15m\"", "idle = \"300ms\"");
+        let route = "[[route]]\nhost = \"plain.test\"\nupstream = \"unix:/run/none.sock\"\n";
+        fs::write("/etc/dormouse/dormouse.toml", changed + route).unwrap();
+        systemctl(&["reload", "dormouse.service", "dormouse-proxy.service"]);
+        is_in_state(HOST, "asleep");
+        until(PATIENCE, "the proxy has the route", || {
+            Ok(client::request(address(), "GET", "plain.test", "/", None)?.status != 404)
+        })
+        .unwrap();
+        fs::write("/etc/dormouse/dormouse.toml", config + "[nonsense]\n").unwrap();
+        for unit in ["dormouse", "dormouse-proxy"] {
+            assert!(!run("systemctl", &["reload", unit]).0, "{unit}");
+            let said = run("journalctl", &["-u", unit, "-o", "cat", "--no-pager"]).1;
+            assert!(said.contains("nonsense"), "{said}");
+            assert_eq!(property(unit, "ActiveState"), "active");
+        }
+        is_served();
+        let after = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
+        assert_eq!(before, after);
+    });
+}
+
+#[test]
+fn a_reboot_puts_every_host_to_sleep() {
+    const NAME: &str = "a_reboot_puts_every_host_to_sleep";
+    if std::env::var_os(INSIDE).is_some() {
+        start();
+        sign(HOST, "one");
+        fs::write(Path::new(STORE).join("awake"), session(Path::new(STORE))).unwrap();
+        systemctl(&["reboot"]);
+        until(PATIENCE, "the machine goes down", || Ok(false)).unwrap();
+    }
+    let store = tempfile::tempdir().unwrap();
+    let bind = format!("{}:{STORE}", store.path().display());
+    let units = deploy("systemd").display().to_string();
+    let output = boot_to_the_end(NAME, &["-u", &units, "-b", &bind]);
+    let live = fs::read_to_string(store.path().join("awake")).unwrap_or_default();
+    assert!(live.contains("\"ended\":false"), "{live} {}", told(&output));
+    assert!(session(store.path()).contains("\"ended\":true"), "{}", told(&output));
+    let record = record(store.path(), HOST);
+    assert!(record.contains("released"), "{record} {}", told(&output));
+}
+
+#[test]
+fn an_activator_that_hangs_is_killed_by_the_watchdog_and_apps_go_on() {
+    booted("an_activator_that_hangs_is_killed_by_the_watchdog_and_apps_go_on", || {
+        drop_in("WatchdogSec=2");
+        start();
+        sign(HOST, "one");
+        is_durable(HOST);
+        let (before, main) = (run_of(HOST), property("dormouse", "MainPID"));
+        good("kill", &["-s", "STOP", &main]);
+        until(PATIENCE, "systemd starts another", || {
+            let now = property("dormouse", "MainPID");
+            Ok(now != main && property("dormouse", "ActiveState") == "active")
+        })
+        .unwrap();
+        let said = run("journalctl", &["--no-pager", "-o", "cat"]).1;
+        assert!(said.contains("Watchdog timeout"), "{said}");
+        is_in_state(HOST, "awake");
+        assert_eq!(run_of(HOST), before);
+        is_served();
+    });
+}
+
 #[test]
 fn a_request_wakes_a_host_and_restarts_of_the_proxy_fail_none() {
     booted("a_request_wakes_a_host_and_restarts_of_the_proxy_fail_none", || {
@@ -152,11 +437,10 @@ fn a_stop_puts_every_host_to_sleep_and_ends_the_session() {
             Ok(property("dormouse", "StatusText").contains("1 of 1 hosts awake"))
         })
         .unwrap();
-        let record = "/srv/dormouse-store/dormouse/sessions/box-1.json";
-        let live = fs::read_to_string(record).unwrap();
+        let live = session(Path::new(STORE));
         systemctl(&["stop", "dormouse.service"]);
         assert_eq!(property("dormouse", "Result"), "success", "{}", log());
-        let ended = fs::read_to_string(record).unwrap_or_default();
+        let ended = session(Path::new(STORE));
         assert!(live.contains("\"ended\":false"), "{live}");
         assert!(ended.contains("\"ended\":true"), "{ended}");
         assert!(!run("pgrep", &["-x", "guestbook"]).0, "an instance is left");
@@ -205,11 +489,14 @@ fn the_package_is_installed_upgraded_removed_and_purged() {
     systemctl(&["start", "dormouse", "dormouse-proxy.socket", "dormouse-proxy"]);
     good("dormouse", &["add", HOST, "--app", "guestbook"]);
     is_served();
+    is_durable(HOST);
+    let app = run_of(HOST);
     let before = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
     good("dpkg", &["-i", &deb]);
     let after = [property("dormouse", "MainPID"), property("dormouse-proxy", "MainPID")];
     assert!(before[0] != after[0] && before[1] != after[1], "{before:?} {after:?}");
     is_served();
+    assert_eq!(run_of(HOST), app, "an upgrade leaves apps running");
     good("dpkg", &["-r", "dormouse"]);
     assert!(!run("pgrep", &["-x", "dormouse|dormouse-proxy|guestbook"]).0, "something runs on");
     assert_eq!(property("dormouse-proxy.socket", "LoadState"), "not-found");

@@ -70,7 +70,7 @@ impl World {
     }
 
     /// How every host is treated.
-    const fn policy(&self) -> Policy {
+    pub(crate) const fn policy(&self) -> Policy {
         let frozen = match self.plan.frozen {
             Some(span) => Some(Nanos(span)),
             None => None,

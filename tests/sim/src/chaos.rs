@@ -1,7 +1,8 @@
 //! The storm: clients, operators, crashes, pauses, outages and clocks that jump, all by chance.
 
-use dormouse_core::event::{Cause, Event};
+use dormouse_core::event::{Cause, Event, Policy};
 use dormouse_core::ids::{BoxId, Slot};
+use dormouse_core::time::Nanos;
 
 use crate::clock::{MS, S, Time};
 use crate::disk::Disk;
@@ -249,8 +250,8 @@ impl World {
     fn operator(&mut self, b: BoxIndex) {
         let slots: Vec<Slot> = self.boxes[b].disk.routes.keys().copied().collect();
         let Some(slot) = self.rng.pick(&slots) else { return self.add_missing(b) };
-        match self.rng.below(16) {
-            14 | 15 => self.press(b),
+        match self.rng.below(17) {
+            15 | 16 => self.press(b),
             12 | 13 => self.core_event(b, Event::HandOut(slot)),
             0..3 => self.core_event(b, Event::Requested(slot, Cause::Operator)),
             3..6 => self.core_event(b, Event::Rest(slot)),
@@ -260,6 +261,12 @@ impl World {
                 self.after(span, Item::Planned(b, Act::Add));
             }
             8 => self.shut_down(b),
+            14 => {
+                // Never longer: what must be asleep is judged by the plan.
+                let policy = self.policy();
+                let idle = Nanos(policy.idle.0 / self.rng.between(1, 3));
+                self.core_event(b, Event::Treated(slot, Policy { idle, ..policy }));
+            }
             _ => self.take_over(b),
         }
     }

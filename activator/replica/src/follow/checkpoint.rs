@@ -51,6 +51,9 @@ impl Follower {
             return Ok(());
         };
         self.lose(why);
+        if let Some(pin) = &mut self.pin {
+            pin.hold_nothing();
+        }
         if self.reader.is_autocommit() {
             return Ok(());
         }
@@ -90,7 +93,7 @@ impl Follower {
     /// How long the WAL is, as far as checkpoints go.
     #[must_use]
     pub fn wal_size(&mut self) -> WalSize {
-        let Seen { frames, salt } = self.index.seen().unwrap_or_default();
+        let Seen { frames, salt, .. } = self.index.seen().unwrap_or_default();
         let len = self.frames_len(frames);
         if !self.is_long(len, salt) {
             WalSize::Short
@@ -115,6 +118,7 @@ impl Follower {
     /// Copies the rest of the WAL and backfills all of it, as far as other readers allow.
     pub fn seal(&mut self) -> Result<(), FollowError> {
         self.let_checkpoints()?;
+        self.let_copying();
         let mut barrier = self.database.connect()?;
         for _ in 0..BACKFILLS_MAX {
             self.poll()?;
@@ -137,7 +141,18 @@ impl Follower {
         let (is_complete, _) = self.relock()?;
         self.place = if is_complete { Place::Sealed(end) } else { Place::Held(end) };
         self.locked_at = end.offset;
-        self.database.run(&barrier, "write barrier", "ROLLBACK")
+        self.database.run(&barrier, "write barrier", "ROLLBACK")?;
+        if is_complete {
+            self.note_finished(end);
+        }
+        Ok(())
+    }
+
+    /// Our locks for the next process keep no checkpoint from copying.
+    pub(super) fn let_copying(&mut self) {
+        if let Some(pin) = &mut self.pin {
+            pin.hold_log();
+        }
     }
 
     /// Backfills while writers go on, and waits for the disk: what is there already need not be
@@ -167,9 +182,12 @@ impl Follower {
     /// Under the barrier: drops the read lock, backfills, takes it again. Whether every frame is
     /// in the database file now, and how many frames `SQLite` knows of, if it told.
     pub(super) fn relock(&mut self) -> Result<(bool, Option<u64>), FollowError> {
+        self.let_copying();
         let result = self.try_relock();
-        if result.is_err() {
-            self.lose(ImageWhy::LockLost);
+        match (&result, &mut self.pin) {
+            (Err(_), _) => self.lose(ImageWhy::LockLost),
+            (Ok((true, _)), Some(pin)) => drop(pin.hold_finished()),
+            (Ok((true | false, _)), _) => (),
         }
         result
     }
@@ -224,7 +242,7 @@ impl Follower {
     }
 
     /// Frames of the WAL that were followed, where there are any.
-    fn frames(&self) -> Option<u64> {
+    pub(super) fn frames(&self) -> Option<u64> {
         match self.place {
             Place::Held(end) | Place::Sealed(end) => {
                 let frame = u64::from(self.page_size.get()) + WAL_FRAME_HEADER_LEN;
@@ -264,6 +282,9 @@ impl Follower {
     pub fn close_clean(mut self) -> Result<(), FollowError> {
         use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
         self.let_checkpoints()?;
+        if let Some(pin) = &mut self.pin {
+            pin.end();
+        }
         if !self.reader.is_autocommit() {
             self.database.run(&self.reader, "read lock", "COMMIT")?;
         }

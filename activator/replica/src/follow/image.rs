@@ -20,6 +20,7 @@ impl Follower {
     /// Takes a stable view of the whole database under a short write barrier.
     pub(super) fn view(&mut self) -> Result<(Image, Place), FollowError> {
         self.let_checkpoints()?;
+        self.let_copying();
         let mut barrier = self.database.connect()?;
         // Shortens the barrier; our own lock may hold it back, then the barrier does it all.
         self.backfill_pinned(&barrier)?;

@@ -22,6 +22,9 @@ use crate::wal::{Salts, WalEnd, WalHeader, WalSum};
 const NAME: &str = "wal-mark.json";
 const VERSION: u32 = 1;
 
+/// The end of a WAL of which everything is in the database file.
+const FINISHED_NAME: &str = "finished-mark.json";
+
 const FRESH_NAME: &str = "fresh-mark.json";
 
 /// A visit began over this L0 and an empty WAL, and nothing was uploaded since.
@@ -128,6 +131,35 @@ impl WalMark {
     pub fn load(state_dir: &Path, txid: Txid) -> Option<Self> {
         let mark: Self = load(state_dir, NAME)?;
         (mark.version == VERSION && mark.txid == txid).then_some(mark)
+    }
+
+    /// Where all of the WAL was copied, whatever L0 ends there. Blocks.
+    pub(super) fn save_finished(&self, state_dir: &Path) -> io::Result<()> {
+        save(state_dir, FINISHED_NAME, self)
+    }
+
+    /// The place, where all of the WAL was copied up to it and the WAL was begun anew once since: for
+    /// one who knows that the lock of a finished WAL was held throughout.
+    pub(super) fn finished(
+        &self,
+        database: &Database,
+        state_dir: &Path,
+    ) -> Result<Option<WalEnd>, FollowError> {
+        let Some(finished) = load::<Self>(state_dir, FINISHED_NAME) else { return Ok(None) };
+        let place = |mark: &Self| (mark.inode, mark.offset, mark.salts, mark.sum, mark.page_size);
+        if place(&finished) != place(self) || database.inode() != self.inode {
+            return Ok(None);
+        }
+        let Some(wal) = database.open_wal()? else { return Ok(None) };
+        let fail = |error| FollowError::io(database.wal_path(), error);
+        let Some(header) = WalHeader::read(&wal).map_err(fail)? else { return Ok(None) };
+        let end = WalEnd {
+            offset: self.offset,
+            salts: Salts(self.salts.0, self.salts.1),
+            sum: WalSum(self.sum.0, self.sum.1),
+        };
+        let follows = header.page_size.get() == self.page_size && end.salts.precede(header.salts);
+        Ok(follows.then_some(end))
     }
 
     /// The place in the WAL, if it still holds.

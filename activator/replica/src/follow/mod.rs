@@ -13,12 +13,14 @@ mod database;
 mod error;
 mod image;
 mod mark;
+mod pin;
 mod shm;
 mod write;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use dormouse_core::ids::{Nonce, Txid};
 use rusqlite::Connection;
@@ -26,11 +28,13 @@ use rusqlite::Connection;
 pub(crate) use database::{Database, SQLITE_HEADER_LEN, page_size, wal_path};
 pub use error::FollowError;
 pub use mark::{FreshMark, WalMark};
+pub use pin::{Keeper, let_go};
 
 use crate::ltx::{PageSize, Pgno};
 use crate::wal::{WalEnd, WalHeader};
 use carry::Carry;
-use shm::WalIndex;
+use pin::{Kept, Pin};
+use shm::{Seen, WalIndex};
 
 /// WAL pages after which a checkpoint is worth its barrier (the default of `SQLite` itself).
 pub const CHECKPOINT_PAGES: u64 = 1000;
@@ -165,6 +169,7 @@ pub struct Follower {
     /// Of the WAL that `reader` has open: while it has, nobody who plays by the rules removes it.
     wal_inode: Option<u64>,
     /// These last: closed after the connections, or their locks would go.
+    pin: Option<Pin>,
     index: WalIndex,
     database: Database,
 }
@@ -196,6 +201,7 @@ impl Follower {
             state_dir: state_dir.to_owned(),
             limits: Limits::default(),
             wal_inode: database.wal_inode(),
+            pin: None,
             index: WalIndex::of(database.path()),
             database,
         })
@@ -220,27 +226,98 @@ impl Follower {
     }
 
     /// As [`Follower::open_at`] while the app runs: `fresh` is the mark of a visit that has uploaded
-    /// nothing yet.
+    /// nothing yet, and `keeper` has the locks of the process before this one.
     pub fn open_again(
         path: &Path,
         state_dir: &Path,
         mark: Option<&WalMark>,
         fresh: Option<&FreshMark>,
+        keeper: Option<&Arc<dyn Keeper>>,
     ) -> Result<Self, FollowError> {
+        let index = WalIndex::of(path);
+        let kept = keeper.map(|keeper| Kept::take(keeper.as_ref(), path, index.path()));
         let mut follower = Self::open_at(path, state_dir, mark)?;
+        let is_finished = kept.as_ref().is_some_and(|kept| kept.is_finished);
         if let (Some(fresh), Place::Lost(_)) = (fresh, follower.place)
             && fresh.holds(&follower.database)?
         {
             follower.place = Place::Fresh;
         }
+        if let (Some(mark), Place::Lost(_)) = (mark, follower.place)
+            && is_finished
+            && let Some(end) = mark.finished(&follower.database, state_dir)?
+        {
+            follower.place = Place::Sealed(end);
+            follower.page_count = mark.page_count;
+        }
+        follower.look_for_finished();
+        if let (Some(keeper), Some(kept)) = (keeper, kept) {
+            follower.pin_with(Arc::clone(keeper), kept);
+        }
         Ok(follower)
+    }
+
+    /// A WAL that was copied whole, and holds nothing that is not acknowledged, may be begun anew
+    /// under our lock.
+    fn look_for_finished(&mut self) {
+        let Place::Held(end) = self.place else { return };
+        let Seen { frames, salt, copied } = self.index.seen().unwrap_or_default();
+        if salt == end.salts.0 && copied == frames && self.frames() == Some(frames) {
+            self.place = Place::Sealed(end);
+        }
+    }
+
+    /// Has locks of ours kept beyond our end. What the keeper had of an earlier process was let go
+    /// of before this follower was opened: to close it now would end our own locks.
+    pub fn pin(&mut self, keeper: Arc<dyn Keeper>) {
+        self.pin_with(keeper, Kept::default());
+    }
+
+    fn pin_with(&mut self, keeper: Arc<dyn Keeper>, kept: Kept) {
+        self.pin = Some(Pin::new(keeper, kept, self.database.path(), self.index.path()));
+        if let Place::Sealed(end) = self.place {
+            self.note_finished(end);
+        }
+    }
+
+    /// After an image: the locks that its place calls for.
+    fn pin_again(&mut self) {
+        match self.place {
+            Place::Sealed(end) => self.note_finished(end),
+            Place::Fresh => {
+                if let Some(pin) = &mut self.pin {
+                    pin.hold_still();
+                }
+            }
+            // The WAL's locks stay; a lost place proves nothing anyway.
+            Place::Held(_) | Place::Lost(_) => (),
+        }
+    }
+
+    /// The next process may go on with a generation that follows this one.
+    fn note_finished(&mut self, end: WalEnd) {
+        let Some(pin) = &mut self.pin else { return };
+        if pin.hold_finished() {
+            let inode = self.database.inode();
+            let mark = WalMark::new(Txid(0), inode, end, self.page_size, self.page_count);
+            // Without it a gap calls for a whole image: no reason to stop here.
+            mark.save_finished(&self.state_dir).ok();
+        }
+    }
+
+    /// As a process that is killed: what was kept stays.
+    #[cfg(test)]
+    pub(crate) fn die(mut self) {
+        if let Some(pin) = &mut self.pin {
+            pin.die();
+        }
     }
 
     /// Where the newest acknowledged L0 ends, as that of `txid`: what comes behind it holds at least
     /// all that came behind `txid`.
     #[must_use]
     pub fn mark_as(&self, txid: Txid) -> Option<WalMark> {
-        let Place::Held(end) = self.place else { return None };
+        let (Place::Held(end) | Place::Sealed(end)) = self.place else { return None };
         Some(WalMark::new(txid, self.database.inode(), end, self.page_size, self.page_count))
     }
 

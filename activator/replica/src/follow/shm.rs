@@ -25,6 +25,8 @@ const CHECKPOINT_BYTE: libc::off_t = 120 + 1;
 const FRAMES_AT: usize = 16;
 /// Of the first salt, as the WAL's header has it.
 const SALT_AT: usize = 32;
+/// Of `nBackfill`, a native 32-bit number.
+const COPIED_AT: usize = 96;
 
 /// The WAL, by its index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub(super) struct Seen {
     pub(super) frames: u64,
     /// Tells one generation from the next.
     pub(super) salt: u32,
+    /// Frames that are in the database file.
+    pub(super) copied: u64,
 }
 
 /// The wal-index of one database. Its descriptor is kept to the end: closing it would drop the
@@ -52,6 +56,10 @@ impl WalIndex {
         Self { path: path.into(), file: None, is_held: false }
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn file(&mut self) -> io::Result<&File> {
         let file = match self.file.take() {
             Some(file) => file,
@@ -66,16 +74,18 @@ impl WalIndex {
 
     /// What `SQLite` counts of the WAL: a hint, for it may be written to just now.
     pub(super) fn seen(&mut self) -> io::Result<Seen> {
-        let mut header = [0; SALT_AT + 4];
+        let mut header = [0; COPIED_AT + 4];
         match self.file()?.read_exact_at(&mut header, 0) {
             // Made, and not initialised yet.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => (),
             read => read?,
         }
         let word = |at: usize| header.get(at..at + 4).and_then(|word| word.try_into().ok());
+        let number = |at| word(at).map_or(0, |word| u64::from(u32::from_ne_bytes(word)));
         Ok(Seen {
-            frames: word(FRAMES_AT).map_or(0, |word| u64::from(u32::from_ne_bytes(word))),
+            frames: number(FRAMES_AT),
             salt: word(SALT_AT).map_or(0, u32::from_be_bytes),
+            copied: number(COPIED_AT),
         })
     }
 

@@ -97,6 +97,7 @@ impl Follower {
         self.pending = None;
         self.carry.clear();
         self.place = place;
+        self.pin_again();
         Ok(file)
     }
 

@@ -37,6 +37,7 @@ async fn start(
         levels,
         budget: budget.clone(),
         clock: system_now,
+        keeper: None,
     };
     let watcher = Watcher::start(Duration::from_secs(5)).unwrap();
     let (replica, _) = Replica::open(place, watcher, settings, base).await.unwrap();

@@ -24,7 +24,9 @@ use dormouse_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::follow::{FollowError, Follower, FreshMark, ImageWhy, Limits, SpooledFile, wal_path};
+use crate::follow::{
+    self, FollowError, Follower, FreshMark, ImageWhy, Keeper, Limits, SpooledFile, wal_path,
+};
 use crate::holders::Holders;
 use crate::inspect;
 use crate::levels::{self, Budget, Inventory, LevelSettings};
@@ -56,6 +58,8 @@ pub struct Settings {
     pub budget: Budget,
     /// Reads the clocks.
     pub clock: fn() -> Now,
+    /// Who keeps our locks beyond the end of this process, where there is somebody.
+    pub keeper: Option<Arc<dyn Keeper>>,
 }
 
 /// What the local database is, by the core's table.
@@ -344,9 +348,15 @@ fn find(settings: &Settings, base: &Base) -> Result<Found, OpenError> {
 }
 
 fn open_follower(settings: &Settings, is_current: bool) -> Result<Follower, FollowError> {
-    let Settings { database, state_dir, limits, .. } = settings;
+    let Settings { database, state_dir, limits, keeper, .. } = settings;
+    if let Some(keeper) = keeper {
+        follow::let_go(keeper.as_ref());
+    }
     let mut follower = Follower::open(database, state_dir, is_current)?;
     follower.set_limits(*limits);
+    if let Some(keeper) = keeper {
+        follower.pin(Arc::clone(keeper));
+    }
     Ok(follower)
 }
 

@@ -108,12 +108,13 @@ fn base(position: Position) -> Base {
 }
 
 fn open_again(settings: &Settings, durable: Txid) -> Result<Follower, FollowError> {
-    let Settings { database, state_dir, limits, .. } = settings;
+    let Settings { database, state_dir, limits, keeper, .. } = settings;
     let (mark, fresh) = match durable {
         Txid(0) => (None, None),
         txid => (WalMark::load(state_dir, txid), FreshMark::load(state_dir, txid)),
     };
-    let mut follower = Follower::open_again(database, state_dir, mark.as_ref(), fresh.as_ref())?;
+    let (mark, fresh, keeper) = (mark.as_ref(), fresh.as_ref(), keeper.as_ref());
+    let mut follower = Follower::open_again(database, state_dir, mark, fresh, keeper)?;
     follower.set_limits(*limits);
     Ok(follower)
 }

@@ -27,6 +27,7 @@ fn settings(world: &World) -> Settings {
         levels: LevelSettings::default(),
         budget: Budget::default(),
         clock: system_now,
+        keeper: None,
     }
 }
 

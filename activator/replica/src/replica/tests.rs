@@ -29,6 +29,7 @@ async fn open_on<S: Store>(world: &World, store: S, base: Base) -> (Replica<S>, 
         levels: LevelSettings::default(),
         budget: Budget::default(),
         clock: system_now,
+        keeper: None,
     };
     Replica::open(place, watcher, settings, base).await.unwrap()
 }
