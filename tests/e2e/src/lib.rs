@@ -16,6 +16,7 @@ pub mod outage;
 pub mod package;
 pub mod stubborn;
 pub mod suspended;
+pub mod systemd;
 pub mod wait;
 pub mod world;
 

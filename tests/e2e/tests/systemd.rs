@@ -1,175 +1,20 @@
 //! The units of `deploy/` under a real systemd: PID 1 of namespaces of its own.
-//!
-//! Each test boots one and runs itself inside of it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
 
 use dormouse_e2e::client;
 use dormouse_e2e::edge::PATIENCE;
 use dormouse_e2e::load::Load;
-use dormouse_e2e::programs;
+use dormouse_e2e::systemd::{
+    HOST, INSIDE, STORE, address, are_stored, boot, boot_to_the_end, booted, deploy, good,
+    host_status, install, is_durable, is_in_state, is_served, log, own_log, property, record, root,
+    run, run_of, session, sign, start, status, systemctl, told,
+};
 use dormouse_e2e::wait::until;
-use serde_json::Value;
 
-const HOST: &str = "a.test";
 const SLOW: &str = "slow.test";
-const STORE: &str = "/srv/dormouse-store";
-const INSIDE: &str = "DORMOUSE_INSIDE_SYSTEMD";
-const ADMIN: &str = "/run/dormouse/admin.sock";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-fn deploy(name: &str) -> PathBuf {
-    root().join("deploy").join(name)
-}
-
-/// Runs `inside` under a systemd that has our units; `test`: the calling test's name.
-fn booted(test: &str, inside: impl Fn()) {
-    if std::env::var_os(INSIDE).is_some() {
-        return inside();
-    }
-    boot(test, &["-u", &deploy("systemd").display().to_string()]);
-}
-
-fn boot(test: &str, options: &[&str]) {
-    let output = boot_to_the_end(test, options);
-    let said = told(&output);
-    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
-}
-
-fn boot_to_the_end(test: &str, options: &[&str]) -> Output {
-    assert!(nix::unistd::Uid::effective().is_root(), "this test boots a systemd: run it as root");
-    let own = std::env::current_exe().unwrap();
-    let bind = |path: &Path| format!("{0}:{0}", path.display());
-    let mut boot = Command::new(root().join("tests/systemd/boot.sh"));
-    boot.args(options).args(["-t", "120"]);
-    boot.args(["-b", &bind(&programs().unwrap()), "-b", &bind(&root().join("deploy"))]);
-    boot.args(["--", "env", &format!("{INSIDE}=1"), "RUST_BACKTRACE=0"]).arg(own);
-    boot.args(["--exact", test, "--nocapture"]).output().unwrap()
-}
-
-fn told(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    format!("{}{}", text(&output.stdout), text(&output.stderr))
-}
-
-fn run(program: &str, args: &[&str]) -> (bool, String) {
-    let output = Command::new(program).args(args).output().unwrap();
-    (output.status.success(), told(&output))
-}
-
-fn good(program: &str, args: &[&str]) -> String {
-    let (success, said) = run(program, args);
-    assert!(success, "{program} {args:?}: {said}\n{}", log());
-    said
-}
-
-fn systemctl(args: &[&str]) -> String {
-    good("systemctl", args)
-}
-
-fn property(unit: &str, name: &str) -> String {
-    systemctl(&["show", "--value", "-p", name, unit]).trim().to_owned()
-}
-
-fn log() -> String {
-    run("journalctl", &["--no-pager", "-o", "cat", "-n", "80"]).1
-}
-
-fn address() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 80))
-}
-
-/// As a package does it, with a store of its own.
-fn install() {
-    let bin = programs().unwrap();
-    let config = fs::read_to_string(deploy("dormouse.toml")).unwrap();
-    fs::create_dir_all("/usr/lib/dormouse").unwrap();
-    fs::create_dir_all("/srv/dormouse-store").unwrap();
-    for (name, to) in [
-        ("dormouse", "/usr/bin/dormouse"),
-        ("dormouse-proxy", "/usr/bin/dormouse-proxy"),
-        ("guestbook", "/usr/lib/dormouse/guestbook"),
-    ] {
-        fs::copy(bin.join(name), to).unwrap();
-    }
-    let path = |name: &str| deploy(name).display().to_string();
-    good("systemd-sysusers", &[&path("sysusers.d/dormouse.conf")]);
-    good("systemd-tmpfiles", &["--create", &path("tmpfiles.d/dormouse.conf")]);
-    fs::write("/etc/dormouse/dormouse.toml", config).unwrap();
-}
-
-fn start() {
-    install();
-    systemctl(&["start", "dormouse-proxy.socket", "dormouse.service", "dormouse-proxy.service"]);
-    good("dormouse", &["add", HOST, "--app", "guestbook"]);
-}
-
-fn status() -> Value {
-    let answer = client::over_unix(Path::new(ADMIN), "/status").unwrap();
-    serde_json::from_slice(&answer.body).unwrap()
-}
-
-fn is_served() {
-    let answer = client::request(address(), "GET", HOST, "/api/entries", None).unwrap();
-    assert_eq!(answer.status, 200, "{}\n{}", answer.text(), log());
-}
-
-fn host_status(host: &str) -> Value {
-    let answer = client::over_unix(Path::new(ADMIN), &format!("/hosts/{host}")).unwrap();
-    serde_json::from_slice(&answer.body).unwrap()
-}
-
-fn is_in_state(host: &str, state: &str) {
-    good("dormouse", &["wait", host, "--state", state, "--timeout-s", "30"]);
-}
-
-/// Everything that was written is in the store.
-fn is_durable(host: &str) {
-    until(PATIENCE, "it is durable", || Ok(host_status(host)["lag_ms"] == 0)).unwrap();
-}
-
-/// Waits until a restore has these entries and no other ones.
-fn are_stored<T: AsRef<str>>(names: &[T]) {
-    let file = Path::new("/run/restored.db");
-    until(PATIENCE, "all of it is in the store", || {
-        fs::remove_file(file).ok();
-        good("dormouse", &["restore", HOST, "--to", "/run/restored.db"]);
-        let stored = dormouse_e2e::world::names_in(file)?;
-        Ok(stored.iter().map(String::as_str).eq(names.iter().map(AsRef::as_ref)))
-    })
-    .unwrap();
-}
-
-fn sign(host: &str, name: &str) {
-    let entry = serde_json::json!({ "name": name, "text": "a text" }).to_string();
-    let answer = client::request(address(), "POST", host, "/api/entries", Some(&entry)).unwrap();
-    assert_eq!(answer.status, 201, "{}\n{}", answer.text(), log());
-}
-
-fn record(store: &Path, host: &str) -> String {
-    fs::read_to_string(store.join("dormouse").join(host).join("lock.json")).unwrap()
-}
-
-fn session(store: &Path) -> String {
-    fs::read_to_string(store.join("dormouse/sessions/box-1.json")).unwrap()
-}
-
-/// What names one start of an app; the host's record besides.
-fn run_of(host: &str) -> String {
-    let status = host_status(host);
-    format!("{} {} {}", status["pid"], status["run"], record(Path::new(STORE), host))
-}
-
-fn own_log() -> String {
-    run("journalctl", &["-u", "dormouse", "-o", "cat", "--no-pager"]).1
-}
 
 #[test]
 fn restarts_of_the_activator_leave_hosts_awake_and_fail_no_request() {
