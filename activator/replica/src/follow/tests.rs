@@ -356,6 +356,27 @@ async fn an_app_that_is_killed_and_never_closes_loses_nothing() {
     world.assert_restore_is_identical().await;
 }
 
+#[tokio::test]
+async fn a_finished_wal_that_the_app_begins_anew_without_a_commit_is_closed_clean() {
+    for mode in ["RESTART", "TRUNCATE"] {
+        let mut world = World::new();
+        let app = world.app(4096);
+        let mut follower = world.follow(false);
+        insert(&app, 100, 500);
+        world.ship(&mut follower).await;
+        insert(&app, 1, 10);
+        world.ship(&mut follower).await;
+        follower.seal().unwrap();
+        let sql = format!("PRAGMA wal_checkpoint({mode})");
+        let busy: i64 = app.query_row(&sql, (), |row| row.get(0)).unwrap();
+        assert_eq!(busy, 0, "{mode}");
+        assert!(!follower.poll().unwrap());
+        drop(app);
+        follower.close_clean().unwrap();
+        world.assert_restore_is_identical().await;
+    }
+}
+
 /// A commit whose writer was killed before it told the wal-index: valid frames in the WAL that no
 /// connection knows of. Made by a copy of the database that goes on from the same WAL.
 fn append_untold_commit(world: &World) {
