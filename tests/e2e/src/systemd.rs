@@ -2,6 +2,7 @@
 //! runs itself inside of it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::missing_panics_doc, reason = "a test fails by panicking")]
+#![expect(clippy::must_use_candidate, reason = "what a program said is for those who want it")]
 
 use std::fs;
 use std::net::SocketAddr;
@@ -24,13 +25,11 @@ pub const INSIDE: &str = "DORMOUSE_INSIDE_SYSTEMD";
 const ADMIN: &str = "/run/dormouse/admin.sock";
 
 /// The workspace.
-#[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// A file of `deploy/`.
-#[must_use]
 pub fn deploy(name: &str) -> PathBuf {
     root().join("deploy").join(name)
 }
@@ -51,7 +50,6 @@ pub fn boot(test: &str, options: &[&str]) {
 }
 
 /// Boots with these options, and returns what it came to.
-#[must_use]
 pub fn boot_to_the_end(test: &str, options: &[&str]) -> Output {
     assert!(nix::unistd::Uid::effective().is_root(), "this test boots a systemd: run it as root");
     let own = std::env::current_exe().unwrap();
@@ -64,14 +62,12 @@ pub fn boot_to_the_end(test: &str, options: &[&str]) -> Output {
 }
 
 /// What a program said.
-#[must_use]
 pub fn told(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}", text(&output.stdout), text(&output.stderr))
 }
 
 /// Runs a program: whether it ended well, and what it said.
-#[must_use]
 pub fn run(program: &str, args: &[&str]) -> (bool, String) {
     let output = Command::new(program).args(args).output().unwrap();
     (output.status.success(), told(&output))
@@ -90,19 +86,16 @@ pub fn systemctl(args: &[&str]) -> String {
 }
 
 /// A property of a unit.
-#[must_use]
 pub fn property(unit: &str, name: &str) -> String {
     systemctl(&["show", "--value", "-p", name, unit]).trim().to_owned()
 }
 
 /// The newest lines of the journal.
-#[must_use]
 pub fn log() -> String {
     run("journalctl", &["--no-pager", "-o", "cat", "-n", "80"]).1
 }
 
 /// Where the proxy listens.
-#[must_use]
 pub fn address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 80))
 }
@@ -134,7 +127,6 @@ pub fn start() {
 }
 
 /// `dormouse status`.
-#[must_use]
 pub fn status() -> Value {
     let answer = client::over_unix(Path::new(ADMIN), "/status").unwrap();
     serde_json::from_slice(&answer.body).unwrap()
@@ -147,7 +139,6 @@ pub fn is_served() {
 }
 
 /// `dormouse status HOST`.
-#[must_use]
 pub fn host_status(host: &str) -> Value {
     let answer = client::over_unix(Path::new(ADMIN), &format!("/hosts/{host}")).unwrap();
     serde_json::from_slice(&answer.body).unwrap()
@@ -183,26 +174,22 @@ pub fn sign(host: &str, name: &str) {
 }
 
 /// A host's record in a store.
-#[must_use]
 pub fn record(store: &Path, host: &str) -> String {
     fs::read_to_string(store.join("dormouse").join(host).join("lock.json")).unwrap()
 }
 
 /// The box's session in a store.
-#[must_use]
 pub fn session(store: &Path) -> String {
     fs::read_to_string(store.join("dormouse/sessions/box-1.json")).unwrap()
 }
 
 /// What names one start of an app; the host's record besides.
-#[must_use]
 pub fn run_of(host: &str) -> String {
     let status = host_status(host);
     format!("{} {} {}", status["pid"], status["run"], record(Path::new(STORE), host))
 }
 
 /// The activator's journal.
-#[must_use]
 pub fn own_log() -> String {
     run("journalctl", &["-u", "dormouse", "-o", "cat", "--no-pager"]).1
 }

@@ -7,10 +7,11 @@ use std::path::Path;
 use dormouse_e2e::client;
 use dormouse_e2e::edge::PATIENCE;
 use dormouse_e2e::load::Load;
+use dormouse_e2e::programs;
 use dormouse_e2e::systemd::{
-    HOST, INSIDE, STORE, address, are_stored, boot, boot_to_the_end, booted, deploy, good,
-    host_status, install, is_durable, is_in_state, is_served, log, own_log, property, record, root,
-    run, run_of, session, sign, start, status, systemctl, told,
+    HOST, INSIDE, STORE, address, are_stored, boot, boot_to_the_end, booted, deploy, good, install,
+    is_durable, is_in_state, is_served, log, own_log, property, record, root, run, run_of, session,
+    sign, start, status, systemctl, told,
 };
 use dormouse_e2e::wait::until;
 
