@@ -392,7 +392,12 @@ fn sockets_that_do_not_fit_the_config_are_told_by_name() {
 fn the_units_are_clean_and_the_proxy_is_shut_in() {
     booted("the_units_are_clean_and_the_proxy_is_shut_in", || {
         install();
-        for unit in ["dormouse.service", "dormouse-proxy.service", "dormouse-proxy.socket"] {
+        for unit in [
+            "dormouse.service",
+            "dormouse-guard.service",
+            "dormouse-proxy.service",
+            "dormouse-proxy.socket",
+        ] {
             let said = good("systemd-analyze", &["verify", "--man=no", unit]);
             let ours: Vec<_> = said.lines().filter(|line| line.contains("dormouse")).collect();
             assert!(ours.is_empty(), "{ours:?}");
